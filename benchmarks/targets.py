@@ -140,15 +140,15 @@ def pods(divide: int) -> Iterator[Figure]:
         name = f"node-{number:05}"
         meta = {"name": name, "labels": {"zone": f"zone-{number % 3}", "kubernetes.io/hostname": name}}
         status = {"allocatable": room}
-        node = objects.from_plain({"metadata": meta, "spec": {}, "status": status}, objects.Node)
-        house.pods.node_moved(name, None, node)
+        node = objects.from_builtins({"metadata": meta, "spec": {}, "status": status}, objects.Node)
+        house.pods.node_changed(name, None, node)
 
     def pod(number: int, *, new_shape: bool) -> objects.Pod:
         memory = f"{500 + number if new_shape else 500}Mi"
         resources = {"requests": {"cpu": "100m", "memory": memory}}
         spec = {"schedulerName": "hodei", "containers": [{"name": "main", "image": "img", "resources": resources}]}
         meta = {"name": f"pod-{number}", "namespace": "default", "uid": f"uid-{number}"}
-        return objects.from_plain({"metadata": meta, "spec": spec, "status": {}}, objects.Pod)
+        return objects.from_builtins({"metadata": meta, "spec": spec, "status": {}}, objects.Pod)
 
     def settle() -> int:
         """Until nothing is left to decide; how many were bound."""
@@ -156,18 +156,18 @@ def pods(divide: int) -> Iterator[Figure]:
         while True:
             now_ms = time.time_ns() // 1_000_000
             step = house.controller.step(now_ms, house.pods.take_facts())
-            for entry in house.pods.placed([act for act in step.acts if isinstance(act, Start)], now_ms):
-                house.pods.bound(entry.uid, entry.run)
+            for entry in house.pods.place([act for act in step.acts if isinstance(act, Start)], now_ms):
+                house.pods.mark_bound(entry.uid, entry.run)
                 bound += 1
             due = house.controller.next_wakeup_ms(now_ms)
-            if not house.pods.stirred and (due is None or due > now_ms):
+            if not house.pods.has_work and (due is None or due > now_ms):
                 return bound
 
     took = []
     for number in range(alone):
         made = pod(number, new_shape=True)
         began = time.perf_counter()
-        house.pods.moved(made.metadata.uid, None, made)
+        house.pods.pod_changed(made.metadata.uid, None, made)
         if settle() != 1:
             raise RuntimeError("a pod was not bound although there is room")
         took.append(time.perf_counter() - began)
@@ -177,7 +177,7 @@ def pods(divide: int) -> Iterator[Figure]:
     waiting = [pod(alone + number, new_shape=False) for number in range(many)]
     began = time.perf_counter()
     for made in waiting:
-        house.pods.moved(made.metadata.uid, None, made)
+        house.pods.pod_changed(made.metadata.uid, None, made)
     bound = settle()
     seconds = time.perf_counter() - began
     if bound != many:

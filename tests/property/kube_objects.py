@@ -59,10 +59,10 @@ _WEIGHTS = [30 if kind in (Pod,) else 6 if kind is Node else 2 for kind in KINDS
 PRIORITY = "example.com/priority"
 KEYS = (
     translate.ESTIMATE, translate.MAX_EXEC_TIME, PRIORITY, gangs.PLUGINS_LABEL, *gangs.VOLCANO_GROUP, gangs.VOLCANO_MIN,
-    gangs.VOLCANO_QUEUE, gangs.VOLCANO_TASK, gangs.VOLCANO_PATIENCE, gangs.KUEUE_GROUP, gangs.KUEUE_TOTAL,
+    gangs.VOLCANO_QUEUE, gangs.VOLCANO_TASK, gangs.VOLCANO_SLA, gangs.KUEUE_GROUP, gangs.KUEUE_TOTAL,
     gangs.KUEUE_QUEUE, *gangs.YUNIKORN_APPS, "yunikorn.apache.org/task-group-name", "yunikorn.apache.org/task-groups",
-    "yunikorn.apache.org/schedulingPolicyParameters", "yunikorn.apache.org/queue", gangs.SIMPLE, gangs.SIMPLE_SIZE,
-    gangs.SIMPLE_TIMEOUT, objects.BIND_COMPLETED, objects.SELECTED_NODE, objects.BETA_CLASS,
+    "yunikorn.apache.org/schedulingPolicyParameters", "yunikorn.apache.org/queue", gangs.ANNOTATION, gangs.ANNOTATION_SIZE,
+    gangs.ANNOTATION_TIMEOUT, objects.BIND_COMPLETED, objects.SELECTED_NODE, objects.BETA_CLASS,
     "hodei.io/expected-start", "hodei.io/expected-start-latest", "topology.kubernetes.io/zone",
     "kubernetes.io/hostname", "kubernetes.io/arch", "app", "a",
 )  # fmt: skip

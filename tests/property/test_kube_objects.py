@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hodei.kube.scheduler.build import Options, build_scheduler, make_driver
+from hodei.kube.scheduler.build import Options, build_scheduler, make_loop
 from hodei.kube.scheduler.informers import Informers
-from hodei.kube.scheduler.run import attendants_of
+from hodei.kube.scheduler.run import background_tasks_for
 from hodei.model.config import SchedulingConfig
 from property.kube_objects import KINDS, PRIORITY, watched
 
@@ -45,7 +45,7 @@ class PlayedApi:
     def __init__(self, objects: list[tuple[str, bytes]]) -> None:
         half = len(objects) // 2
         self._listed, self._told = objects[:half], objects[half:]
-        self.late: list[tuple[str, bytes]] = []
+        self.due_reports: list[tuple[str, bytes]] = []
         self.bound: dict[str, str] = {}
         self._more = asyncio.Event()
 
@@ -68,14 +68,14 @@ class PlayedApi:
                 for kind in kinds[: 1 + number % 4]:
                     yield [b'{"type":"' + kind + b'","object":' + raw + b"}"]
         while True:
-            for at, raw in self.late:
+            for at, raw in self.due_reports:
                 if at == path:
                     yield [b'{"type":"ADDED","object":' + raw + b"}"]
             await self._more.wait()
             self._more = asyncio.Event()
 
     def bring(self, path: str, value: Any) -> None:
-        self.late.append((path, msgspec.json.encode(value)))
+        self.due_reports.append((path, msgspec.json.encode(value)))
         self._more.set()
 
     async def close(self) -> None: ...
@@ -87,13 +87,13 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
         usage_configmap="",
     )  # fmt: skip
     harness = build_scheduler(options)
-    driver = make_driver(api, harness, options)  # type: ignore[arg-type]
-    driver.attendants = attendants_of(api, harness, options, driver)  # type: ignore[arg-type]
-    informers = Informers.of(api, harness.pods, harness.cache, driver.stir, harness.refusals)  # type: ignore[arg-type]
+    loop = make_loop(api, harness, options)  # type: ignore[arg-type]
+    loop.background_tasks = background_tasks_for(api, harness, options, loop)  # type: ignore[arg-type]
+    informers = Informers(api, harness.pods, harness.cache, loop.wake, harness.refusals)  # type: ignore[arg-type]
     harness.metrics.watches = informers
     await asyncio.wait_for(informers.start(), 20)
     stopping = asyncio.Event()
-    running = asyncio.create_task(driver.run(stopping))
+    running = asyncio.create_task(loop.run(stopping))
     # A place that no garbage knows of, and a pod for it.
     mark = "sane.example.com/only"
     room = {"cpu": "1000", "memory": "1Ti", "pods": "10000"}
@@ -116,10 +116,10 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
                     task.result()
                 assert not dead, "a task has ended"
                 await asyncio.sleep(0.005)
-        for attendant in driver.attendants:
+        for attendant in loop.background_tasks:
             if hasattr(attendant, "look"):
-                attendant.look()
-        harness.metrics.written()
+                attendant.check()
+        harness.metrics.render()
         assert [one.path for one in informers.reflectors if one.faults] == []  # none had to begin anew
     finally:
         stopping.set()
@@ -129,7 +129,7 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
 
 def test_every_kind_that_is_watched_is_among_them() -> None:
     harness = build_scheduler(Options())
-    informers = Informers.of(PlayedApi([]), harness.pods, harness.cache, lambda: None)  # type: ignore[arg-type]
+    informers = Informers(PlayedApi([]), harness.pods, harness.cache, lambda: None)  # type: ignore[arg-type]
     known = {re.sub(r"scheduling\.k8s\.io/v1alpha2", "scheduling.k8s.io", path) for path in KINDS}
     assert {one.path for one in informers.reflectors} == known
 

@@ -16,11 +16,11 @@ import pytest
 
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
-from hodei.kube.api.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_plain
-from hodei.kube.api.quantities import STAND_INS, Counting, resize_is_deferred
+from hodei.kube.api.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_builtins
+from hodei.kube.api.quantities import DEFAULT_REQUESTS, RequestOptions, resize_is_deferred
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.selectors import Defaults, Owners
-from hodei.kube.scheduler.translate import Surroundings, Wanted
+from hodei.kube.scheduler.selectors import SelectorSources, SpreadDefaults
+from hodei.kube.scheduler.translate import PodContext, PodInfo
 
 VECTORS = Path(__file__).resolve().parents[3] / "shared" / "vectors"
 Case = dict[str, Any]
@@ -157,11 +157,11 @@ SHAPES = {
 
 
 def added_affinity(case: Case) -> Any:
-    given = from_plain(ADDED.get(case["case"], {}), NodeAffinity)
+    given = from_builtins(ADDED.get(case["case"], {}), NodeAffinity)
     return translate.node_affinity(given)
 
 
-def surroundings(case: Case, *, scoring: bool = False) -> Surroundings:
+def surroundings(case: Case, *, scoring: bool = False) -> PodContext:
     config = case.get("cfg", "")
     ignored = set(re.findall(r"[\w./-]+(?=:\{\})", config)) | {CLAIMED.get(case["case"], "")} - {""}
     rules = tuple(
@@ -171,34 +171,34 @@ def surroundings(case: Case, *, scoring: bool = False) -> Surroundings:
     services = {}
     if case["case"] in SERVICES:
         services = {"": (Service(spec=Service.Spec(SERVICES[case["case"]])),)}
-    return Surroundings(
-        owners=Owners(services),
-        spread=Defaults(rules, keyless="sys=true" in config),
-        counting=Counting(frozenset(ignored), STAND_INS if scoring else {}),
+    return PodContext(
+        selector_sources=SelectorSources(services),
+        spread=SpreadDefaults(rules, keyless="sys=true" in config),
+        counting=RequestOptions(frozenset(ignored), DEFAULT_REQUESTS if scoring else {}),
     )
 
 
 # ------------------------------------------------------------------------------------------------ the cluster
 
 
-def the_pod(case: Case, *, scoring: bool = False) -> Wanted:
-    return translate.pod(from_plain(case["pod"], Pod), surroundings(case, scoring=scoring))
+def the_pod(case: Case, *, scoring: bool = False) -> PodInfo:
+    return translate.pod(from_builtins(case["pod"], Pod), surroundings(case, scoring=scoring))
 
 
 def the_table(case: Case, *, scoring: bool = False) -> Table:
     """All the nodes of a case, with the pods that are on them."""
     cache = surroundings(case, scoring=scoring)
     given = case.get("all_nodes") or case.get("nodes") or case.get("candidate_nodes") or []
-    nodes = [(from_plain(one.get("node") or {}, Node), one.get("pods") or []) for one in given]
+    nodes = [(from_builtins(one.get("node") or {}, Node), one.get("pods") or []) for one in given]
     offered = DEVICES.get(case["case"], {})
     table = Table(translate.node(node, devices=offered.get(node.metadata.name)) for node, _ in nodes)
     table.settle()
     table.topology_index.projects = case.get("namespaces") or {}
-    wanted = from_plain(case["pod"], Pod)
+    wanted = from_builtins(case["pod"], Pod)
     here = [(node.metadata.name, pod) for node, pods in nodes for pod in pods]
     here += [(pod["spec"]["nodeName"], pod) for pod in PODS.get(case["case"], ())]
     for name, plain in here:
-        pod = from_plain(plain, Pod)
+        pod = from_builtins(plain, Pod)
         if resize_is_deferred(wanted) and pod.metadata.uid == wanted.metadata.uid:
             continue  # what it holds is its own already
         resident = translate.pod(pod, cache)

@@ -12,9 +12,11 @@ import pytest
 from hodei.engine.nodes import OneNode, Table
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
-from hodei.kube.api.objects import Pod, from_plain
+from hodei.kube.api.objects import Pod, from_builtins
 from hodei.kube.scheduler import messages
-from hodei.kube.scheduler.translate import CORDON_TAINT, UNSUPPORTED, pinned
+from hodei.kube.scheduler.translate import CORDON_TAINT, UNSUPPORTED
+from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.job import Affinity
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.fit import Fit
@@ -47,11 +49,18 @@ PLUGINS: dict[str, Any] = {
 FILTERS, SCORES = recorded("filter"), recorded("score")
 
 
+def required_node(pod: Pod) -> Affinity:
+    """The node that a pod names itself, as an affinity."""
+    if not pod.spec.node_name:
+        return Affinity()
+    return Affinity((NodeTerm((), (Requirement("metadata.name", "In", (pod.spec.node_name,)),)),))
+
+
 def the_plugin(case: Case) -> Any:
     if case["plugin"] == "NodeAffinity":
         return NodeAffinity(added_affinity(case))
     if case["plugin"] == "NodeName":
-        return NodeAffinity(pinned(from_plain(case["pod"], Pod)))
+        return NodeAffinity(required_node(from_builtins(case["pod"], Pod)))
     if case["plugin"] == "InterPodAffinity":
         hard = re.search(r"HardPodAffinityWeight:(\d+)", str(case.get("cfg")))
         return JobAffinityPlugin(hard_weight=int(hard[1]) if hard else 1)
@@ -69,7 +78,7 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
         reasons = sorted(found.of_row(row))
         if case["plugin"] == "NodeName" and reasons:
             reasons = [messages.NODE_NAME]
-        refused = "Unschedulable" if found.curable[row] else "UnschedulableAndUnresolvable"
+        refused = "Unschedulable" if found.preemptable[row] else "UnschedulableAndUnresolvable"
         out[name] = (refused if reasons else "Success", reasons)
     return out
 

@@ -118,7 +118,7 @@ def test_only_the_leader_binds_and_another_follows_it(cluster: Cluster, hodei_ku
         return str(cluster.get(LEASE)["spec"].get("holderIdentity", "")) if cluster.api.exists(LEASE) else ""
 
     def schedules(one: PodScheduler) -> bool:
-        return "schedules pods of led" in one.said()
+        return "scheduling pods of led" in one.said()
 
     first = contender("first")
     cluster.wait(lambda: leader() == "first", "the first leads")

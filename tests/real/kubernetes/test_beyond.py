@@ -151,7 +151,7 @@ def test_who_has_had_less_goes_first_also_after_a_restart_and_a_handover(
     other = hodei_kube(extra=extra, elect=True)
     assert one.stop() == 0  # what was used is written before the lead is given back
     assert cluster.get(kept)["binaryData"]["usage.json.gz"]
-    cluster.wait(lambda: "knows what" in other.said(), "the other leads, and remembers")
+    cluster.wait(lambda: "read the usage of" in other.said(), "the other leads, and remembers")
 
     cluster.make_pod("blocker", cpu="4")
     cluster.until_bound("blocker")

@@ -69,7 +69,7 @@ def test_quota_that_was_lent_is_given_back(cluster: Cluster, owner: str, hodei_k
 
     assert cluster.wait(told, "it is told why it waits")["reason"] == "WaitingForQuota"
     assert len(cluster.pods()) == 2
-    assert mine.said().count("was told to go") == 2
+    assert mine.said().count("is removed: ") == 2
 
 
 def test_a_disruption_budget_is_waited_for(cluster: Cluster, owner: str, hodei_kube: PodSchedulers, tmp_path: Path):
@@ -87,7 +87,7 @@ def test_a_disruption_budget_is_waited_for(cluster: Cluster, owner: str, hodei_k
     seen = lambda: cluster.get(budget).get("status", {}).get("observedGeneration")  # noqa: E731
     cluster.wait(seen, "the budget counts")
     path = wants(cluster, owner, "mine")
-    cluster.wait(lambda: "cannot be sent away yet" in mine.said(), "the budget forbids it")
+    cluster.wait(lambda: "cannot be removed yet" in mine.said(), "the budget forbids it")
     assert len(cluster.pods()) == 4
     cluster.delete(budget)
     assert until_on_a_node(cluster, path) == "node-0"

@@ -483,7 +483,7 @@ def test_two_contenders_hand_the_lead_over(plane: Plane, cluster: Cluster):
 def test_a_leader_that_is_cut_off_steps_down(plane: Plane, cluster: Cluster):
     async def story() -> None:
         async with connected(Access(kubeconfig=str(plane.kubeconfig()))) as api:
-            one = Leadership(api, cluster.namespace, "hodei", "one", lasts_s=3, renew_within_s=1.0, every_s=0.2)
+            one = Leadership(api, cluster.namespace, "hodei", "one", lease_s=3, renew_within_s=1.0, renew_every_s=0.2)
             task = asyncio.create_task(one.run())
             await until(lambda: one.leads, "it leads")
             await asyncio.to_thread(plane.stop_apiserver)

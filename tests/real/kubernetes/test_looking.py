@@ -75,8 +75,8 @@ def test_why_answers_whoever_may_only_view(cluster: Cluster, plane: Plane, hodei
         "subjects": [{"kind": "User", "name": "nobody", "apiGroup": "rbac.authorization.k8s.io"}],
     }])  # fmt: skip
     said = _ask(plane, "why", f"{cluster.namespace}/large", user="nobody")
-    assert f"its scheduler said last: Unschedulable: {told['message']}" in said
-    assert "could not be read with these rights: " in said
+    assert f"its scheduler reported: Unschedulable: {told['message']}" in said
+    assert "not readable with these rights: " in said
     assert "/api/v1/nodes" in said
     assert "/api/v1/persistentvolumes" in said
     assert ("/api/v1/pods of other namespaces" in said) is not everywhere

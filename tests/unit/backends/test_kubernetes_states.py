@@ -19,7 +19,7 @@ from hodei.backends.kubernetes.states import (
     unwell,
     vanished,
 )  # fmt: skip
-from hodei.kube.api.objects import from_plain
+from hodei.kube.api.objects import from_builtins
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
@@ -55,7 +55,7 @@ def a_pod(
     if container is not None:
         found["containerStatuses"] = [{"name": "main", "state": container}]
     spec = {"nodeName": node, "activeDeadlineSeconds": deadline}
-    return from_plain({"metadata": meta, "spec": spec, "status": found}, RunPod)
+    return from_builtins({"metadata": meta, "spec": spec, "status": found}, RunPod)
 
 
 def ended(code: int, reason: str = "", message: str = "", ago_ms: int = 5000) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_a_pods_word_is_told_as_what_it_means_for_the_run(pod, state, exit_code,
 def test_containers_that_the_cluster_put_beside_ours_do_not_count():
     beside = {"name": "a-proxy", "state": running()}
     ours = {"name": "main", "state": ended(7)}
-    pod = from_plain(
+    pod = from_builtins(
         {"metadata": {"labels": {"hodei.io/run": "1.0.1"}}, "spec": {"nodeName": "n1"},
          "status": {"phase": "Running", "containerStatuses": [beside, ours]}},
         RunPod,

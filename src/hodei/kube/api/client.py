@@ -49,7 +49,7 @@ class ApiError(HodeiError):
         self.sent = sent
 
     @property
-    def passing(self) -> bool:
+    def retriable(self) -> bool:
         """Whether asking again later can help."""
         return self.status == 0 or self.status == 429 or self.status >= 500
 
@@ -274,7 +274,7 @@ class Api:
 def _worth_another(error: ApiError, method: str) -> bool:
     if error.status == 429:
         return error.retry_after_s > 0 and not any(cause.startswith(_BUDGET) for cause in error.causes)
-    return method == "GET" and error.passing
+    return method == "GET" and error.retriable
 
 
 # -------------------------------------------------------------------------------------------- the API's own words

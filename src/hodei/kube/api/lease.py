@@ -20,7 +20,7 @@ from hodei.kube.api.client import Api, ApiError
 
 _log = logging.getLogger(__name__)
 
-LASTS_S, RENEW_WITHIN_S, EVERY_S = 15, 10.0, 2.0
+LEASE_S, RENEW_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
 
 
 def _utc() -> datetime.datetime:
@@ -42,9 +42,9 @@ class Leadership:
         identity: str,
         *,
         on_lost: Callable[[], None] | None = None,
-        lasts_s: int = LASTS_S,
+        lease_s: int = LEASE_S,
         renew_within_s: float = RENEW_WITHIN_S,
-        every_s: float = EVERY_S,
+        renew_every_s: float = RENEW_EVERY_S,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime.datetime] = _utc,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -57,7 +57,7 @@ class Leadership:
         self.problem = ""
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
         self._on_lost = on_lost
-        self._lasts_s, self._renew_within_s, self._every_s = lasts_s, renew_within_s, every_s
+        self._lease_s, self._renew_within_s, self._renew_every_s = lease_s, renew_within_s, renew_every_s
         self._monotonic, self._now, self._sleep, self._chance = monotonic, now, sleep, chance
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._lease: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class Leadership:
     async def run(self) -> None:
         while not self._released and not await self._try(self._take):
             # Contenders that wait in step would collide in step.
-            await self._sleep(self._every_s * (1 + 0.2 * self._chance()))
+            await self._sleep(self._renew_every_s * (1 + 0.2 * self._chance()))
         if self._released:
             return
         _log.info("%s leads by the lease %s/%s", self._identity, self._namespace, self._name)
@@ -90,7 +90,7 @@ class Leadership:
         async with self._writing:
             try:
                 async with asyncio.timeout(self._renew_within_s):
-                    await self._write("", lasts_s=1)
+                    await self._write("", lease_s=1)
             except (ApiError, TimeoutError) as error:
                 _log.warning("The lease %s could not be given back and will run out by itself: %s", self._name, error)
 
@@ -99,7 +99,7 @@ class Leadership:
     async def _keep(self) -> None:
         renewed = self._monotonic()
         while self.leads:
-            await self._sleep(self._every_s)
+            await self._sleep(self._renew_every_s)
             if not self.leads:
                 return
             left = renewed + self._renew_within_s - self._monotonic()
@@ -159,7 +159,7 @@ class Leadership:
             self._anothers_until = self._seen_at + self._their_time()
             if self._monotonic() < self._anothers_until:
                 return False
-        await self._write(self._identity, lasts_s=self._lasts_s)
+        await self._write(self._identity, lease_s=self._lease_s)
         return True
 
     async def _make(self) -> None:
@@ -169,7 +169,7 @@ class Leadership:
             "kind": "Lease",
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": {
-                **self._claim(self._identity, self._lasts_s),
+                **self._claim(self._identity, self._lease_s),
                 "acquireTime": self._stamp(),
                 "leaseTransitions": 0,
             },
@@ -180,7 +180,7 @@ class Leadership:
     async def _renew(self) -> bool:
         """Over the version that we wrote last; only if that is not the newest any more it is read first."""
         try:
-            await self._write(self._identity, lasts_s=self._lasts_s)
+            await self._write(self._identity, lease_s=self._lease_s)
             return True
         except ApiError as error:
             if error.status not in (404, 409):
@@ -191,7 +191,7 @@ class Leadership:
             return True
         if self.holder != self._identity:
             return False
-        await self._write(self._identity, lasts_s=self._lasts_s)
+        await self._write(self._identity, lease_s=self._lease_s)
         return True
 
     async def _read(self) -> bool:
@@ -213,23 +213,23 @@ class Leadership:
 
     def _their_time(self) -> float:
         spec = (self._lease or {}).get("spec") or {}
-        return float(spec.get("leaseDurationSeconds") or self._lasts_s)
+        return float(spec.get("leaseDurationSeconds") or self._lease_s)
 
-    async def _write(self, holder: str, *, lasts_s: int) -> None:
+    async def _write(self, holder: str, *, lease_s: int) -> None:
         """Over the version that was read or written last: 409 if that is not the newest."""
         assert self._lease is not None
         spec = dict(self._lease.get("spec") or {})
         if holder and holder != (spec.get("holderIdentity") or ""):
             spec["acquireTime"] = self._stamp()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
-        body = {**self._lease, "spec": {**spec, **self._claim(holder, lasts_s)}}
+        body = {**self._lease, "spec": {**spec, **self._claim(holder, lease_s)}}
         answer = await self._api.request(
             "PUT", f"{self._collection}/{self._name}", msgspec.json.encode(body), timeout_s=5
         )
         self._lease, self.holder = msgspec.json.decode(answer), holder
 
-    def _claim(self, holder: str, lasts_s: int) -> dict[str, Any]:
-        return {"holderIdentity": holder, "leaseDurationSeconds": lasts_s, "renewTime": self._stamp()}
+    def _claim(self, holder: str, lease_s: int) -> dict[str, Any]:
+        return {"holderIdentity": holder, "leaseDurationSeconds": lease_s, "renewTime": self._stamp()}
 
     def _stamp(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

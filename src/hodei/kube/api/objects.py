@@ -126,7 +126,7 @@ class ClaimRef(Slim, frozen=True):
     name: str = ""
 
 
-class Needs(Slim, frozen=True):
+class ResourceRequirements(Slim, frozen=True):
     requests: Quantities = {}
     limits: Quantities = {}
     claims: tuple[ClaimRef, ...] = ()
@@ -142,7 +142,7 @@ class Port(Slim, frozen=True):
 class Container(Slim, frozen=True):
     name: str = ""
     image: str = ""
-    resources: Needs = Needs()
+    resources: ResourceRequirements = ResourceRequirements()
     ports: tuple[Port, ...] = ()
     restart_policy: str = ""
 
@@ -199,7 +199,7 @@ class PodSpec(Slim, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
-    resources: Needs | None = None
+    resources: ResourceRequirements | None = None
     overhead: Quantities = {}
     node_selector: dict[str, str] = {}
     affinity: Affinity = Affinity()
@@ -228,7 +228,7 @@ class Condition(Slim, frozen=True):
 class ContainerStatus(Slim, frozen=True):
     name: str = ""
     allocated_resources: Quantities = {}
-    resources: Needs | None = None
+    resources: ResourceRequirements | None = None
 
 
 class PodStatus(Slim, frozen=True):
@@ -239,7 +239,7 @@ class PodStatus(Slim, frozen=True):
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     allocated_resources: Quantities = {}
-    resources: Needs | None = None
+    resources: ResourceRequirements | None = None
 
 
 class Pod(Slim, frozen=True):
@@ -251,11 +251,11 @@ class Pod(Slim, frozen=True):
         return next((one for one in self.status.conditions if one.type == type), None)
 
     @property
-    def leaving(self) -> bool:
+    def terminating(self) -> bool:
         return self.metadata.deletion_timestamp is not None
 
     @property
-    def over(self) -> bool:
+    def terminal(self) -> bool:
         """It holds nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
 
@@ -351,7 +351,7 @@ def decode(data: bytes | str, kind: type[_T]) -> _T:
         return msgspec.convert(_without_nulls(msgspec.json.decode(data)), type=kind)
 
 
-def from_plain(value: Any, kind: type[_T]) -> _T:
+def from_builtins(value: Any, kind: type[_T]) -> _T:
     """The same from what was decoded already."""
     return msgspec.convert(_without_nulls(value), type=kind)
 
@@ -477,7 +477,7 @@ class ClaimSpec(Slim, frozen=True):
     volume_name: str = ""
     storage_class_name: str | None = None
     access_modes: tuple[str, ...] = ()
-    resources: Needs = Needs()
+    resources: ResourceRequirements = ResourceRequirements()
     volume_mode: str = ""
     selector: LabelSelector | None = None
 
@@ -553,7 +553,7 @@ class StorageClass(Slim, frozen=True):
     allowed_topologies: tuple[TopologyTerm, ...] = ()
 
     @property
-    def waits(self) -> bool:
+    def waits_for_consumer(self) -> bool:
         return self.volume_binding_mode == "WaitForFirstConsumer"
 
 

@@ -67,7 +67,7 @@ _DIGITS = re.compile(r"[0-9]{1,4000}")
 MAX_INT32 = 2**31 - 1
 
 
-def is_whole(text: str) -> bool:
+def is_integer(text: str) -> bool:
     """Whether it is a whole number, maybe a negative one, that fits in 64 bits."""
     return _WHOLE.fullmatch(text) is not None
 
@@ -89,31 +89,31 @@ def read_seconds_ms(text: str, where: str) -> int:
 
 
 def read_count(text: str, where: str, most: int = 1_000_000) -> int:
-    if not is_whole(text) or not 0 < int(text) <= most:
+    if not is_integer(text) or not 0 < int(text) <= most:
         raise InvalidInput(f"{where} must be a whole number from 1 on, not {text[:40]!r}")
     return int(text)
 
 
 PODS = "pods"
 # What a container counts for in scores (never in room) that does not say what it needs.
-STAND_INS: Resources = {CPU: 100, MEMORY: 200 * 2**20}
+DEFAULT_REQUESTS: Resources = {CPU: 100, MEMORY: 200 * 2**20}
 # Under these names a node's table holds what pods are taken to use that do not say; nobody is ever refused for them.
-UNSAID = {CPU: "cpu~unsaid", MEMORY: "memory~unsaid"}
+UNDECLARED = {CPU: "cpu~unsaid", MEMORY: "memory~unsaid"}
 _POD_LEVEL = (CPU, MEMORY)
 
 
-class Counting(Struct, frozen=True):
+class RequestOptions(Struct, frozen=True):
     """`ignored`: extended resources that somebody else looks after, by name or by domain (`example.com`).
     `stand_ins`: amounts for containers that do not say theirs."""
 
     ignored: frozenset[str] = frozenset()
-    stand_ins: Resources = {}
+    default_requests: Resources = {}
 
 
-PLAIN = Counting()
+DEFAULT_OPTIONS = RequestOptions()
 
 
-def requests_of(pod: Pod, counting: Counting = PLAIN) -> Resources:
+def requests_of(pod: Pod, request_options: RequestOptions = DEFAULT_OPTIONS) -> Resources:
     """What the pod takes of a node; one that is bound and being resized takes the larger of what it has and what it wants."""
     spec, status = pod.spec, pod.status
     actual = _statuses(pod, status.container_statuses)
@@ -122,39 +122,41 @@ def requests_of(pod: Pod, counting: Counting = PLAIN) -> Resources:
 
     def of(container: Container, known: Mapping[str, ContainerStatus]) -> Resources:
         wanted = _wanted(container.resources.requests, container.resources.limits)
-        said = known.get(container.name)
-        if said is not None and said.resources is not None:
-            has = larger(amounts(said.resources.requests), amounts(said.allocated_resources))
-            wanted = has if infeasible else larger(wanted, has)
-        return {**counting.stand_ins, **wanted}
+        status = known.get(container.name)
+        if status is not None and status.resources is not None:
+            allocated = max_of(amounts(status.resources.requests), amounts(status.allocated_resources))
+            wanted = allocated if infeasible else max_of(wanted, allocated)
+        return {**request_options.default_requests, **wanted}
 
     total: Resources = {}
     for container in spec.containers:
-        total = added(total, of(container, actual))
+        total = sum_of(total, of(container, actual))
     sidecars: Resources = {}
     first: Resources = {}
     for container in spec.init_containers:
         own = of(container, starting)
         if container.restart_policy == "Always":
-            sidecars = added(sidecars, own)
-            first = larger(first, sidecars)
+            sidecars = sum_of(sidecars, own)
+            first = max_of(first, sidecars)
         else:
-            first = larger(first, added(own, sidecars))
-    total = larger(added(total, sidecars), first)
+            first = max_of(first, sum_of(own, sidecars))
+    total = max_of(sum_of(total, sidecars), first)
     if spec.resources is not None:
         whole = _wanted(spec.resources.requests, spec.resources.limits)
-        total |= {name: much for name, much in whole.items() if name in _POD_LEVEL or name.startswith("hugepages-")}
-    total = added(total, amounts(spec.overhead))
+        total |= {
+            name: quantity for name, quantity in whole.items() if name in _POD_LEVEL or name.startswith("hugepages-")
+        }
+    total = sum_of(total, amounts(spec.overhead))
     total.pop(PODS, None)
-    return {name: much for name, much in total.items() if not _ignored(name, counting)} | {PODS: 1}
+    return {name: quantity for name, quantity in total.items() if not _ignored(name, request_options)} | {PODS: 1}
 
 
-def added(a: Resources, b: Resources) -> Resources:
+def sum_of(a: Resources, b: Resources) -> Resources:
     """No more than the largest amount: what many containers ask for together is bounded as one is."""
     return {name: min(a.get(name, 0) + b.get(name, 0), MAX_AMOUNT) for name in (*a, *b)}
 
 
-def larger(a: Resources, b: Resources) -> Resources:
+def max_of(a: Resources, b: Resources) -> Resources:
     return {name: max(a.get(name, 0), b.get(name, 0)) for name in (*a, *b)}
 
 
@@ -177,5 +179,7 @@ def _statuses(pod: Pod, given: Iterable[ContainerStatus]) -> dict[str, Container
     return {status.name: status for status in given} if pod.spec.node_name else {}
 
 
-def _ignored(name: str, counting: Counting) -> bool:
-    return bool(counting.ignored) and (name in counting.ignored or name.partition("/")[0] in counting.ignored)
+def _ignored(name: str, request_options: RequestOptions) -> bool:
+    return bool(request_options.ignored) and (
+        name in request_options.ignored or name.partition("/")[0] in request_options.ignored
+    )

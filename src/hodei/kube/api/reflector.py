@@ -105,16 +105,16 @@ class Reflector(Generic[T]):
         quiet_s: float = QUIET_S,
         optional: bool = False,
         locate: Callable[[], Awaitable[str]] | None = None,
-        instead: str = "",
+        fallback: str = "",
     ) -> None:
         """`selector` holds `fieldSelector` and `labelSelector`; `chance` gives numbers from 0 to 1."""
         self.synced = asyncio.Event()
         self.problem = self.denied = ""
         self.lists = self.watches = self.changes = self.undecodable = self.faults = 0
         # When the API was last heard, and when this last did anything at all (0.0: never).
-        self.heard_at = self.active_at = 0.0
+        self.last_contact = self.last_activity = 0.0
         self._optional, self._locate, self._located = optional, locate, locate is None
-        self.wanted, self._instead, self.narrowed = resource.path, instead, False
+        self.requested_path, self._fallback, self.namespace_only = resource.path, fallback, False
         self._absences = 0
         self._api, self._resource, self._sink = api, resource, sink
         self._selector = dict(selector or {})
@@ -136,7 +136,7 @@ class Reflector(Generic[T]):
         failures = 0
         while True:
             began, changes = self._monotonic(), self.changes
-            self.active_at = began
+            self.last_activity = began
             try:
                 if not self._version:
                     await self._list()
@@ -155,7 +155,7 @@ class Reflector(Generic[T]):
                 # Nothing that comes from the cluster may end a watch: all is listed anew.
                 self.faults += 1
                 self.problem = f"{type(error).__name__}: {error}"
-                _log.exception("The watch of %s has failed; it begins anew.", self.path)
+                _log.exception("The watch of %s has failed; it starts again.", self.path)
                 self._version = ""
                 self._listed_once = False
             # What lasted for a while was no failure; what ends as soon as it begins is not tried at full speed.
@@ -178,9 +178,9 @@ class Reflector(Generic[T]):
         if error.status in (400, 404, 405) and self._version:
             self._version = ""  # the collection has gone or changed under the watch: the list will tell
             return False
-        if error.status == 403 and self._instead:
-            self._resource, self._instead = Resource(self._instead, self._resource.kind), ""
-            self.narrowed = True
+        if error.status == 403 and self._fallback:
+            self._resource, self._fallback = Resource(self._fallback, self._resource.kind), ""
+            self.namespace_only = True
             return True
         if error.status == 404 or (self._optional and (error.status == 403 or not self.synced.is_set())):
             await self._go_without(error)
@@ -224,7 +224,7 @@ class Reflector(Generic[T]):
     def _heard(self) -> None:
         self.problem = self.denied = ""
         self._absences = 0
-        self.heard_at = self.active_at = self._monotonic()
+        self.last_contact = self.last_activity = self._monotonic()
 
     # ---------------------------------------------------------------------------------------- list
 
@@ -242,7 +242,7 @@ class Reflector(Generic[T]):
             params["resourceVersion"] = "0"
         objects: list[T] = []
         while True:
-            self.active_at = self._monotonic()
+            self.last_activity = self._monotonic()
             body = await self._api.request("GET", self._resource.path, params=params, timeout_s=120)
             try:
                 page = _skipping(body, _Page)

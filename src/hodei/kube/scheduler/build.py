@@ -1,4 +1,4 @@
-"""Options to objects: a pod scheduler for one cluster, with nothing begun yet."""
+"""Builds the parts of a pod scheduler for one cluster; nothing is started."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hodei.control.queue.backfill import BackfillQueue
 from hodei.engine.profile import Profile
 from hodei.engine.topology_index import AssumedVolumes
 from hodei.kube.api.client import Api
-from hodei.kube.api.quantities import UNSAID
+from hodei.kube.api.quantities import UNDECLARED
 from hodei.kube.scheduler.cache import ClusterCache, Refusals
 from hodei.kube.scheduler.loop import SchedulerLoop
 from hodei.kube.scheduler.messages import LATEST, Messages, PodExplainer
 from hodei.kube.scheduler.metrics import Metrics
 from hodei.kube.scheduler.pod_api import PodApi
-from hodei.kube.scheduler.pod_reader import SERVICES_LAST_MS, Reader, Reading
+from hodei.kube.scheduler.pod_reader import LONG_RUNNING_MS, Reader, ReaderOptions
 from hodei.kube.scheduler.pods import Pods
-from hodei.kube.scheduler.reservations import Reserved
+from hodei.kube.scheduler.reservations import ConfiguredReservation
 from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.kube.scheduler.translate import CORDON_TAINT
 from hodei.model.config import ProfileConfig, SchedulingConfig
@@ -42,14 +42,14 @@ WEIGHTS = {
     "balanced_allocation": 1,
     "image_locality": 1,
 }
-# The one line that pods wait in.
-LINE = "default"
-# What pods have no words for: where a job may run, and parts of devices.
-_UNUSED = ("platform", "devices", "overcommit", "workload", "distribution")
+# The profile of all pods.
+PROFILE = "default"
+# Plugins for features that pods do not have.
+_DISABLED = ("platform", "devices", "overcommit", "workload", "distribution")
 
 
 def kube_profile(
-    name: str = LINE,
+    name: str = PROFILE,
     *,
     queue: str = "priority",
     queue_arguments: Mapping[str, Any] | None = None,
@@ -58,23 +58,23 @@ def kube_profile(
     plugins: tuple[str, ...] = (),
     disabled: tuple[str, ...] = (),
 ) -> Profile:
-    """`arguments`: what single plugins are told besides (`{"affinity": {"added": ...}}`)."""
-    told = {"health": {"cordon_taint": CORDON_TAINT}, **(arguments or {})}
+    """`arguments`: further arguments of plugins (`{"affinity": {"added": ...}}`)."""
+    plugin_arguments = {"health": {"cordon_taint": CORDON_TAINT}, **(arguments or {})}
     return build_profile(
         name,
         queue=queue,
         queue_arguments=queue_arguments,
         plugins=("volumes", *plugins),
-        disabled=(*_UNUSED, *disabled),
+        disabled=(*_DISABLED, *disabled),
         scores=dict(weights),
-        arguments=told,
+        arguments=plugin_arguments,
     )
 
 
-def live_profile(config: SchedulingConfig) -> Profile:
-    """That of a live cluster, with what the operator says of the profile `default`."""
-    wanted = config.profiles.get(LINE, ProfileConfig())
-    options = {**wanted.options, "fit": {"assumed": UNSAID, **wanted.options.get("fit", {})}}
+def cluster_profile(config: SchedulingConfig) -> Profile:
+    """The profile of a live cluster, with the operator's settings of the profile `default`."""
+    wanted = config.profiles.get(PROFILE, ProfileConfig())
+    options = {**wanted.options, "fit": {"assumed": UNDECLARED, **wanted.options.get("fit", {})}}
     return kube_profile(
         queue=wanted.queue,
         queue_arguments=queue_options(wanted),
@@ -85,17 +85,17 @@ def live_profile(config: SchedulingConfig) -> Profile:
     )
 
 
-def assumed_in(controller: Controller) -> AssumedVolumes:
-    """The free volumes that decisions have given to claims; of nobody if the plugin is switched off."""
-    for plugin in controller.engine.profiles[LINE].filters:
+def assumed_volumes(controller: Controller) -> AssumedVolumes:
+    """The free volumes that decisions have given to claims; none if the plugin is disabled."""
+    for plugin in controller.engine.profiles[PROFILE].filters:
         if isinstance(plugin, Volumes):
             return plugin.assumed
     return AssumedVolumes()
 
 
-# A pod that could not be bound is tried again for as long as it is there.
-_FOR_EVER = 1 << 30
-# Few, so that requests go out between the decisions.
+# A pod that cannot be bound is retried as long as it exists.
+_UNLIMITED = 1 << 30
+# Few, so that bindings are sent between decisions.
 _TRIES_PER_STEP = 32
 
 
@@ -105,16 +105,16 @@ class Options(Struct, frozen=True):
     priority_annotation: str = ""
     one_pod_per_node: bool = False
     scheduling: SchedulingConfig = SchedulingConfig()
-    words: Messages | None = None  # None: those of the release that the cluster runs
-    reserved: tuple[Reserved, ...] = ()
+    messages: Messages | None = None  # None: those of the cluster's release
+    reservations: tuple[ConfiguredReservation, ...] = ()
     forecast_annotation: bool = False
     usage_configmap: str = "hodei-usage"
     priority_preferred: bool = False
-    namespace: str = ""  # our own, for what is kept; "": that of the account
+    namespace: str = ""  # for the usage ConfigMap; "": the account's own
 
 
 class PodSchedulerParts(Struct):
-    """All parts of it. Whoever only looks needs no driver."""
+    """Without a loop, for commands that only read."""
 
     controller: Controller
     cache: ClusterCache
@@ -122,48 +122,50 @@ class PodSchedulerParts(Struct):
     explainer: PodExplainer
     metrics: Metrics
     refusals: Refusals
-    timed: bool = False  # whether starts are promised
+    uses_start_reservations: bool = False  # whether a queue makes start reservations
 
 
 def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedulerParts:
-    """`tries`: how many pods or gangs are tried in one step; 0 for one that only looks."""
+    """`tries`: pods and gangs tried per step; 0 to decide nothing."""
     clock = SystemClock()
     config = options.scheduling
     controller = Controller(
-        {LINE: live_profile(config)},
-        retry=RetryPolicy(failed_start=Backoff(1000, 2, 10_000, 100), max_losses=_FOR_EVER),
+        {PROFILE: cluster_profile(config)},
+        retry=RetryPolicy(failed_start=Backoff(1000, 2, 10_000, 100), max_losses=_UNLIMITED),
         admission=AdmissionPolicy("wait"),
-        preemption=PreemptionPolicy(config.preemption.enabled, max_per_job=_FOR_EVER, by="number"),
+        preemption=PreemptionPolicy(config.preemption.enabled, max_per_job=_UNLIMITED, by="number"),
         estimator=make_estimator(config.estimates),
         accounts=accounts_policy(config),
         max_tries=tries,
     )
-    controller.evictions.enabled = False  # the cluster's own controller sends pods away for taints
+    controller.evictions.enabled = False  # Kubernetes' own controller evicts pods for taints
     cache = ClusterCache(
         priority_annotation=options.priority_annotation, priority_preferred=options.priority_preferred
     )  # fmt: skip
     controller.cluster.table.topology_index.projects = cache.projects
     controller.preemption.guard = cache.budgets
-    timed = any(isinstance(line, BackfillQueue) for line in controller.queues.values())
-    reader = Reader(cache, Reading(LINE, options.one_pod_per_node, SERVICES_LAST_MS if timed else 0))
+    uses_start_reservations = any(isinstance(queue, BackfillQueue) for queue in controller.queues.values())
+    reader = Reader(
+        cache, ReaderOptions(PROFILE, options.one_pod_per_node, LONG_RUNNING_MS if uses_start_reservations else 0)
+    )
     reader.refusals = refusals = Refusals()
     pods = Pods(options.scheduler_name, cache, reader, clock.now_ms)
-    pods.learns = controller.estimator.learns
-    pods.tied = controller.preemption.link
-    explainer = PodExplainer(controller, options.words or LATEST)
+    pods.observe_starts = controller.estimator.learns
+    pods.tie = controller.preemption.link
+    explainer = PodExplainer(controller, options.messages or LATEST)
     explainer.name_of = pods.name_of
     metrics = Metrics(options.scheduler_name)
     metrics.refusals = refusals
-    return PodSchedulerParts(controller, cache, pods, explainer, metrics, refusals, timed)
+    return PodSchedulerParts(controller, cache, pods, explainer, metrics, refusals, uses_start_reservations)
 
 
-def make_driver(api: Api, scheduler: PodSchedulerParts, options: Options) -> SchedulerLoop:
-    actor = PodApi(api, options.scheduler_name, reports=options.events)
-    telling = StatusReporter(scheduler.controller, scheduler.pods, actor, scheduler.explainer)
+def make_loop(api: Api, scheduler: PodSchedulerParts, options: Options) -> SchedulerLoop:
+    pod_api = PodApi(api, options.scheduler_name, events=options.events)
+    reporter = StatusReporter(scheduler.controller, scheduler.pods, pod_api, scheduler.explainer)
     clock = SystemClock()
-    driver = SchedulerLoop(
-        api, scheduler.controller, scheduler.pods, scheduler.cache, actor, telling, scheduler.metrics, clock.now_ms,
-        assumed_in(scheduler.controller),
+    loop = SchedulerLoop(
+        api, scheduler.controller, scheduler.pods, scheduler.cache, pod_api, reporter, scheduler.metrics, clock.now_ms,
+        assumed_volumes(scheduler.controller),
     )  # fmt: skip
-    scheduler.refusals.told = driver.tell_refused
-    return driver
+    scheduler.refusals.on_new = loop.report_refused_object
+    return loop

@@ -1,6 +1,6 @@
-"""What pods refer to and the watches keep up to date: storage, those who pick pods, groups, namespaces, budgets.
+"""The cluster as the watches show it: storage, services and workloads, pod groups, namespaces, disruption budgets.
 
-`version` counts the changes after which a pod may read differently; `groups_version` those of groups alone.
+`version` counts the storage changes after which a pod may be translated differently.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from hodei.kube.api.objects import (
     Volume,
     Workload,
 )
-from hodei.kube.api.quantities import PLAIN, Counting
+from hodei.kube.api.quantities import DEFAULT_OPTIONS, RequestOptions
 from hodei.kube.scheduler.disruption_budgets import Budgets
-from hodei.kube.scheduler.gangs import Groups
-from hodei.kube.scheduler.owners import Owned, Place, says
-from hodei.kube.scheduler.selectors import OF_THE_SYSTEM, Defaults, Owners
-from hodei.kube.scheduler.translate import Surroundings
-from hodei.kube.scheduler.volumes import Storage, check
+from hodei.kube.scheduler.gangs import Groups, WorkloadKey, Workloads, size_fields
+from hodei.kube.scheduler.selectors import SYSTEM_SPREAD, SelectorSources, SpreadDefaults
+from hodei.kube.scheduler.translate import PodContext
+from hodei.kube.scheduler.volumes import Storage, check_readable
 
 _log = logging.getLogger(__name__)
-_LONGEST = 500
-# Past so many, new ones are counted and no longer kept by name: memory is not for garbage.
-_MOST = 10_000
-# What an object of each collection is called, to speak of it in Events.
+_MAX_TEXT = 500
+# More are counted, but not kept by name: memory is bounded.
+_MAX_KEPT = 10_000
+# The kind of each collection, for Events.
 KINDS = {
     "namespaces": "Namespace",
     "nodes": "Node",
@@ -62,8 +61,8 @@ KINDS = {
 }
 
 
-class Refused(Struct, frozen=True):
-    """`resource`: the path of its collection, such as `/api/v1/nodes`."""
+class RefusedObject(Struct, frozen=True):
+    """An object that cannot be used. `resource`: the path of its collection, such as `/api/v1/nodes`."""
 
     resource: str
     namespace: str
@@ -76,142 +75,139 @@ class Refusals:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], str] = {}
         self.total: Counter[str] = Counter()
-        # Called once for each new cause, to post an Event.
-        self.told: Callable[[Refused], None] = lambda refused: None
+        # Called once for each new problem, to post an Event.
+        self.on_new: Callable[[RefusedObject], None] = lambda refused: None
 
     def put(self, resource: str, meta: Meta, why: str) -> None:
-        key, why = (resource, meta.namespace, meta.name), " ".join(why.split())[:_LONGEST]
+        key, why = (resource, meta.namespace, meta.name), " ".join(why.split())[:_MAX_TEXT]
         if self._known.get(key) == why:
             return
-        if key in self._known or len(self._known) < _MOST:
+        if key in self._known or len(self._known) < _MAX_KEPT:
             self._known[key] = why
         self.total[resource] += 1
         name = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
-        _log.warning("%s of %s cannot be used as it is: %s", name or "an object without a name", resource, why)
-        self.told(Refused(resource, meta.namespace, meta.name, meta.uid, why))
+        _log.warning("%s of %s cannot be used, fix the object: %s", name or "an object without a name", resource, why)
+        self.on_new(RefusedObject(resource, meta.namespace, meta.name, meta.uid, why))
 
     def clear(self, resource: str, meta: Meta) -> None:
         if self._known:
             self._known.pop((resource, meta.namespace, meta.name), None)
 
     def now(self) -> Counter[str]:
-        """How many of each resource cannot be used now."""
+        """How many objects of each resource cannot be used now."""
         return Counter(resource for resource, _, _ in self._known)
 
 
-def said(error: BaseException) -> str:
-    """An error in one line, with its kind where its text alone says little."""
+def describe_error(error: BaseException) -> str:
+    """An error in one line, with its type unless it is a ValueError with a text."""
     text = str(error)
     return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 # --------------------------------------------------------------------------------------------- indexer
-# Objects of one resource by key, as the watches bring them; whoever cares is told what each was and is.
 
-
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
-Moved = Callable[[Any, T | None, T | None], None]
+OnChange = Callable[[Any, T | None, T | None], None]
 
 
-def by_name(thing: Any) -> str:
-    name: str = thing.metadata.name
+def by_name(object: Any) -> str:
+    name: str = object.metadata.name
     return name
 
 
-def by_place(thing: Any) -> tuple[str, str]:
-    return (thing.metadata.namespace, thing.metadata.name)
+def by_namespaced_name(object: Any) -> tuple[str, str]:
+    return (object.metadata.namespace, object.metadata.name)
 
 
-def by_uid(thing: Any) -> str:
-    uid: str = thing.metadata.uid
+def by_uid(object: Any) -> str:
+    uid: str = object.metadata.uid
     return uid
 
 
-class _Named(Struct, frozen=True):
-    """All that is known of an object that cannot be decoded."""
+class _MetadataOnly(Struct, frozen=True):
+    """What is known of an object that cannot be decoded."""
 
     metadata: Meta
 
 
 class Indexer(Generic[T]):
-    """The sink of a reflector. `moved(key, before, after)`: None for what was not there, or is not any more."""
+    """The objects of one resource by key; the sink of a reflector. `on_change(key, before, after)`: None for an object that did not
+    exist or is deleted. An exception in it refuses the object.
+    """
 
-    def __init__(self, key: Callable[[T], Hashable], moved: Moved[T], flushed: Callable[[], None]) -> None:
-        self.all: dict[Any, T] = {}
-        self._key, self._moved, self.flushed = key, moved, flushed
+    def __init__(self, key: Callable[[T], Hashable], on_change: OnChange[T], flushed: Callable[[], None]) -> None:
+        self.objects: dict[Any, T] = {}
+        self._key, self._on_change, self.flushed = key, on_change, flushed
         self.resource, self.refusals = "", Refusals()
         self._unreadable: set[Hashable] = set()
         self._refused: set[Hashable] = set()
 
     def listed(self, objects: Iterable[T]) -> None:
-        """A full picture: whatever is not in it has gone. What cannot be read any more stays as it was last read."""
-        fresh = {self._key(thing): thing for thing in objects}
-        for key in [key for key in self.all if key not in fresh and key not in self._unreadable]:
-            self._gone(key)
+        """The full list. Objects that are not in it are deleted, unless they are only unreadable: those stay as last read."""
+        fresh = {self._key(object): object for object in objects}
+        for key in [key for key in self.objects if key not in fresh and key not in self._unreadable]:
+            self._delete(key)
         self._unreadable.clear()
-        for key, thing in fresh.items():
-            self._put(key, thing)
+        for key, object in fresh.items():
+            self._put(key, object)
         self.flushed()
 
-    def changed(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], thing: T) -> None:
-        key = self._key(thing)
+    def changed(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], object: T) -> None:
+        key = self._key(object)
         if kind != "DELETED":
-            self._put(key, thing)
+            self._put(key, object)
         else:
-            self._gone(key)
-            self._accept(key, thing.metadata)  # type: ignore[attr-defined]
+            self._delete(key)
+            self._clear_refusal(key, object.metadata)  # type: ignore[attr-defined]
 
     def unreadable(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], meta: Meta, why: str) -> None:
-        """One that is there, or was, and cannot be decoded."""
-        key = self._key(_Named(meta))  # type: ignore[arg-type]
+        """An object that cannot be decoded."""
+        key = self._key(_MetadataOnly(meta))  # type: ignore[arg-type]
         if kind == "DELETED":
-            self._gone(key)
-            self._accept(key, meta)
+            self._delete(key)
+            self._clear_refusal(key, meta)
         else:
             self._unreadable.add(key)
             self._refuse(key, meta, why)
 
-    def _put(self, key: Hashable, thing: T) -> None:
-        meta: Meta = thing.metadata  # type: ignore[attr-defined]
+    def _put(self, key: Hashable, object: T) -> None:
+        meta: Meta = object.metadata  # type: ignore[attr-defined]
         if not meta.name or not (key[-1] if isinstance(key, tuple) else key):
             self._refuse(key, meta, "it has no name or no uid")
             return
-        before = self.all.get(key)
-        self.all[key] = thing
+        before = self.objects.get(key)
+        self.objects[key] = object
         self._unreadable.discard(key)
         try:
-            self._moved(key, before, thing)
+            self._on_change(key, before, object)
         except Exception as error:
-            _log.debug("while %s was taken in", key, exc_info=True)
-            self._refuse(key, meta, said(error))
+            _log.debug("while handling %s", key, exc_info=True)
+            self._refuse(key, meta, describe_error(error))
         else:
-            self._accept(key, meta)
+            self._clear_refusal(key, meta)
 
-    def _gone(self, key: Hashable) -> None:
-        before = self.all.pop(key, None)
+    def _delete(self, key: Hashable) -> None:
+        before = self.objects.pop(key, None)
         if before is None:
             return
         try:
-            self._moved(key, before, None)
+            self._on_change(key, before, None)
         except Exception:
-            _log.exception("%s of %s is gone, and that could not be taken in", key, self.resource)
+            _log.exception("the deletion of %s of %s could not be handled", key, self.resource)
 
     def _refuse(self, key: Hashable, meta: Meta, why: str) -> None:
         self._refused.add(key)
         self.refusals.put(self.resource, meta, why)
 
-    def _accept(self, key: Hashable, meta: Meta) -> None:
-        """Whoever reads its parts may have refused it besides: only what was refused here is taken back here."""
+    def _clear_refusal(self, key: Hashable, meta: Meta) -> None:
+        """Only clears a refusal made here; others may have refused the object for its content."""
         if self._refused and key in self._refused:
             self._refused.discard(key)
             self.refusals.clear(self.resource, meta)
 
 
-# ----------------------------------------------------------------------------------------------------
-
-# Whoever owns pods and picks them by a selector, by the kind that pods name.
-WORKLOADS = ("ReplicaSet", "StatefulSet")
+# Workload kinds that select pods, as named in owner references.
+SELECTING_KINDS = ("ReplicaSet", "StatefulSet")
 
 
 class ClusterCache:
@@ -219,117 +215,121 @@ class ClusterCache:
         self,
         flushed: Callable[[], None] = lambda: None,
         *,
-        counting: Counting = PLAIN,
-        spread: Defaults = OF_THE_SYSTEM,
+        request_options: RequestOptions = DEFAULT_OPTIONS,
+        spread: SpreadDefaults = SYSTEM_SPREAD,
         priority_annotation: str = "",
         priority_preferred: bool = False,
     ) -> None:
-        self.version = self.owners_version = 0
-        self.groups_moved: list[tuple[str, str]] = []
-        # Workloads that tell the size of a group, by the groups; those of them that came, changed or went; and whoever
-        # acts on that.
-        self.sizes_wanted: dict[Place, Any] = {}
-        self.sizes_moved: list[Place] = []
-        self.planned: dict[Place, int | str] = {}
-        self.stir: Callable[[], None] = lambda: None
-        # Groups of Volcano that nobody has let in yet.
-        self.not_let_in: dict[tuple[str, str], None] = {}
+        self.version = 0
+        self.changed_groups: list[tuple[str, str]] = []
+        # Workloads that define the size of a group, and those of them that have changed.
+        self.sizing_workloads: dict[WorkloadKey, Any] = {}
+        self.resized_workloads: list[WorkloadKey] = []
+        self.planned: dict[WorkloadKey, int | str] = {}
+        self.wake: Callable[[], None] = lambda: None
+        # Volcano groups that are not admitted yet (`Inqueue`).
+        self.pending_volcano_groups: dict[tuple[str, str], None] = {}
         self.projects: dict[str, Mapping[str, str]] = {}
         self.budgets = Budgets()
-        # Called when volumes, claims or classes change, with the claim if it was one; and when a node's drivers do.
-        self.storage_moved: Callable[[Claim | None], None] = lambda claim: None
-        self.drivers_moved: Callable[[str], None] = lambda node: None
+        # Called when storage changes, with the claim if it is one, and when a node's CSI drivers change.
+        self.on_storage_change: Callable[[Claim | None], None] = lambda claim: None
+        self.on_drivers_change: Callable[[str], None] = lambda node: None
         self._services: dict[str, tuple[Service, ...]] = {}
-        self._workloads: dict[Place, Workload] = {}
+        self._workloads: dict[WorkloadKey, Workload] = {}
 
         def storage(key: Any, before: Any, after: Any) -> None:
             self.version += 1
-            self.storage_moved(after if isinstance(after, Claim) else None)
-            check(after)
+            self.on_storage_change(after if isinstance(after, Claim) else None)
+            check_readable(after)
 
-        self.claims = Indexer[Claim](by_place, storage, flushed)
+        self.claims = Indexer[Claim](by_namespaced_name, storage, flushed)
         self.volumes = Indexer[Volume](by_name, storage, flushed)
         self.classes = Indexer[StorageClass](by_name, storage, flushed)
         self.csi_drivers = Indexer[CsiDriver](by_name, storage, flushed)
-        self.capacities = Indexer[StorageCapacity](by_place, storage, flushed)
-        self.drivers = Indexer[CsiNode](by_name, lambda name, before, after: self.drivers_moved(name), flushed)
-        self.namespaces = Indexer[Namespace](by_name, self._namespace, flushed)
-        self.disruption_budgets = Indexer[PodDisruptionBudget](by_place, self._budget, flushed)
-        self.services = Indexer[Service](by_place, self._service, flushed)
-        # Replication controllers pick by plain labels, as services do.
-        self.controllers = Indexer[Service](by_place, self._service, flushed)
-        self.workloads = {kind: Indexer[Workload](by_place, self._workload(kind), flushed) for kind in WORKLOADS}
-        self.jobs = Indexer[Workload](by_place, self._job, flushed)
-        self.pod_groups = Indexer[PodGroup](by_place, self._group, flushed)
-        self.grouped = Indexer[GroupedWorkload](by_place, self._group, flushed)
-        self.plugin_groups = Indexer[MemberGroup](by_place, self._group, flushed)
-        self.volcano_groups = Indexer[MemberGroup](by_place, self._volcano_group, flushed)
+        self.capacities = Indexer[StorageCapacity](by_namespaced_name, storage, flushed)
+        self.drivers = Indexer[CsiNode](by_name, lambda name, before, after: self.on_drivers_change(name), flushed)
+        self.namespaces = Indexer[Namespace](by_name, self._namespace_changed, flushed)
+        self.disruption_budgets = Indexer[PodDisruptionBudget](by_namespaced_name, self._budget_changed, flushed)
+        self.services = Indexer[Service](by_namespaced_name, self._service_changed, flushed)
+        # Replication controllers select by plain labels, as services do.
+        self.controllers = Indexer[Service](by_namespaced_name, self._service_changed, flushed)
+        self.workloads = {
+            kind: Indexer[Workload](by_namespaced_name, self._workload_handler(kind), flushed)
+            for kind in SELECTING_KINDS
+        }
+        self.jobs = Indexer[Workload](by_namespaced_name, self._job_changed, flushed)
+        self.pod_groups = Indexer[PodGroup](by_namespaced_name, self._group_changed, flushed)
+        self.grouped = Indexer[GroupedWorkload](by_namespaced_name, self._group_changed, flushed)
+        self.plugin_groups = Indexer[MemberGroup](by_namespaced_name, self._group_changed, flushed)
+        self.volcano_groups = Indexer[MemberGroup](by_namespaced_name, self._volcano_group_changed, flushed)
         self.groups = Groups(
-            self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all,
-            Owned(self._workloads, self.jobs.all, self.planned),
+            self.pod_groups.objects, self.grouped.objects, self.plugin_groups.objects, self.volcano_groups.objects,
+            Workloads(self._workloads, self.jobs.objects, self.planned),
         )  # fmt: skip
-        self.surroundings = Surroundings(
-            Storage(self.claims.all, self.volumes.all, self.classes.all, self.csi_drivers.all, self.capacities.all),
-            Owners(self._services, self._workloads),
+        self.context = PodContext(
+            Storage(
+                self.claims.objects, self.volumes.objects, self.classes.objects, self.csi_drivers.objects,
+                self.capacities.objects,
+            ),
+            SelectorSources(self._services, self._workloads),
             spread,
-            counting,
+            request_options,
             priority_annotation,
             priority_preferred,
-        )
+        )  # fmt: skip
 
-    def take_groups(self) -> list[tuple[str, str]]:
-        """The (namespace, name) of groups that came, changed or went since this was last asked."""
-        moved, self.groups_moved = self.groups_moved, []
-        return moved
+    def take_changed_groups(self) -> list[tuple[str, str]]:
+        """The (namespace, name) of groups added, changed or deleted since the last call."""
+        changed, self.changed_groups = self.changed_groups, []
+        return changed
 
-    def take_sizes(self) -> list[Place]:
-        """The workloads whose size may be another since this was last asked, of those that anybody wants to know of."""
-        moved, self.sizes_moved = self.sizes_moved, []
-        return moved
+    def take_resized_workloads(self) -> list[WorkloadKey]:
+        """The workloads resized since the last call, of those that define the size of a group."""
+        resized, self.resized_workloads = self.resized_workloads, []
+        return resized
 
-    def _size(self, place: Place, before: Workload | None, after: Workload | None) -> None:
-        if place in self.sizes_wanted and says(before) != says(after):
-            self.sizes_moved.append(place)
-            self.stir()
+    def _workload_resized(self, workload: WorkloadKey, before: Workload | None, after: Workload | None) -> None:
+        if workload in self.sizing_workloads and size_fields(before) != size_fields(after):
+            self.resized_workloads.append(workload)
+            self.wake()
 
-    def _job(self, key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
-        self._size((key[0], "Job", key[1]), before, after)
+    def _job_changed(self, key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
+        self._workload_resized((key[0], "Job", key[1]), before, after)
 
-    def _namespace(self, name: str, before: Namespace | None, after: Namespace | None) -> None:
+    def _namespace_changed(self, name: str, before: Namespace | None, after: Namespace | None) -> None:
         if after is None:
             self.projects.pop(name, None)
         else:
             self.projects[name] = after.metadata.labels
 
-    def _budget(self, key: Any, before: PodDisruptionBudget | None, after: PodDisruptionBudget | None) -> None:
+    def _budget_changed(self, key: Any, before: PodDisruptionBudget | None, after: PodDisruptionBudget | None) -> None:
         self.budgets.put(key, after)
 
-    def _service(self, key: tuple[str, str], before: Service | None, after: Service | None) -> None:
+    def _service_changed(self, key: tuple[str, str], before: Service | None, after: Service | None) -> None:
         if (before.spec if before else None) == (after.spec if after else None):
             return
-        self.owners_version += 1
         namespace = key[0]
-        here = (*self.services.all.values(), *self.controllers.all.values())
-        self._services[namespace] = tuple(one for one in here if one.metadata.namespace == namespace)
+        selecting = (*self.services.objects.values(), *self.controllers.objects.values())
+        self._services[namespace] = tuple(one for one in selecting if one.metadata.namespace == namespace)
 
-    def _workload(self, kind: str) -> Callable[[Any, Workload | None, Workload | None], None]:
-        def moved(key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
-            place = (key[0], kind, key[1])
+    def _workload_handler(self, kind: str) -> Callable[[Any, Workload | None, Workload | None], None]:
+        def on_change(key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
+            workload = (key[0], kind, key[1])
             if after is None:
-                self._workloads.pop(place, None)
+                self._workloads.pop(workload, None)
             else:
-                self._workloads[place] = after
-            self._size(place, before, after)
-            if (before.spec.selector if before else None) != (after.spec.selector if after else None):
-                self.owners_version += 1
+                self._workloads[workload] = after
+            self._workload_resized(workload, before, after)
 
-        return moved
+        return on_change
 
-    def _volcano_group(self, key: tuple[str, str], before: MemberGroup | None, after: MemberGroup | None) -> None:
-        self._group(key, before, after)
+    def _volcano_group_changed(
+        self, key: tuple[str, str], before: MemberGroup | None, after: MemberGroup | None
+    ) -> None:
+        self._group_changed(key, before, after)
         if after is not None and after.status.phase in ("", "Pending"):
-            self.not_let_in[key] = None
+            self.pending_volcano_groups[key] = None
 
-    def _group(self, key: tuple[str, str], before: Any, after: Any) -> None:
+    def _group_changed(self, key: tuple[str, str], before: Any, after: Any) -> None:
         if (before.spec if before else None) != (after.spec if after else None):
-            self.groups_moved.append(key)
+            self.changed_groups.append(key)

@@ -1,4 +1,4 @@
-"""The command line of `hodei kube`. Exit codes: 0 done, 1 it failed or the lead was lost, 2 wrong input, 130 Ctrl-C."""
+"""The command line of `hodei kube`. Exit codes: 0 done, 1 failed or lost the lead, 2 invalid input, 130 Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from msgspec import structs
 from hodei.cli.groups import Group, exit_code
 from hodei.kube.api.client import Access
 from hodei.kube.scheduler.build import Options
+from hodei.kube.scheduler.explain import Answer, explain_pod, plan_manifests
 from hodei.kube.scheduler.reservations import read_file
 from hodei.kube.scheduler.run import Election, run
-from hodei.kube.scheduler.why import Answer, look_ahead, look_why
 from hodei.model.errors import InvalidInput
 
 _PORT = 10259
@@ -67,28 +67,28 @@ def main(args: list[str] | None = None) -> int:
     return exit_code(kube.main, args, "hodei kube", invalid_input=2)
 
 
-def _start(options: dict[str, Any]) -> SimpleNamespace:
-    given = SimpleNamespace(**options)
+def _set_up_logging(options: dict[str, Any]) -> SimpleNamespace:
+    args = SimpleNamespace(**options)
     logging.basicConfig(
-        level=logging.DEBUG if given.verbose else logging.INFO, stream=sys.stderr,
+        level=logging.DEBUG if args.verbose else logging.INFO, stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )  # fmt: skip
-    return given
+    return args
 
 
-def options_of(given: SimpleNamespace) -> tuple[Access, Options]:
-    if given.prefer_priority_annotation and not given.priority_annotation:
+def parse_options(args: SimpleNamespace) -> tuple[Access, Options]:
+    if args.prefer_priority_annotation and not args.priority_annotation:
         raise InvalidInput(
-            "--prefer-priority-annotation does not say which annotation", hint="add --priority-annotation priority"
+            "--prefer-priority-annotation needs --priority-annotation", hint="add --priority-annotation NAME"
         )
-    config, reserved = read_file(given.config)
+    config, reservations = read_file(args.config)
     options = Options(
-        given.scheduler_name, getattr(given, "events", "all"), given.priority_annotation, given.one_pod_per_node,
-        config.scheduling, reserved=reserved, forecast_annotation=getattr(given, "forecast_annotation", False),
-        usage_configmap=getattr(given, "usage_configmap", ""), namespace=getattr(given, "lease_namespace", ""),
-        priority_preferred=given.prefer_priority_annotation,
+        args.scheduler_name, getattr(args, "events", "all"), args.priority_annotation, args.one_pod_per_node,
+        config.scheduling, reservations=reservations, forecast_annotation=getattr(args, "forecast_annotation", False),
+        usage_configmap=getattr(args, "usage_configmap", ""), namespace=getattr(args, "lease_namespace", ""),
+        priority_preferred=args.prefer_priority_annotation,
     )  # fmt: skip
-    return Access(given.kubeconfig, given.context), options
+    return Access(args.kubeconfig, args.context), options
 
 
 @kube.command("why")
@@ -96,13 +96,13 @@ def options_of(given: SimpleNamespace) -> tuple[Access, Options]:
 @_common_options
 @_output
 def why(**options: Any) -> None:
-    """Explain why a pod waits, also one of another scheduler."""
-    given = _start(options)
-    namespace, slash, name = given.pod.partition("/")
-    access, settings = options_of(given)
+    """Explain why a pod is pending, also one of another scheduler."""
+    args = _set_up_logging(options)
+    namespace, slash, name = args.pod.partition("/")
+    access, settings = parse_options(args)
     if not slash:
-        namespace, name = "default", given.pod
-    _show([asyncio.run(look_why(access, settings, namespace, name))], given.output, planned=False)
+        namespace, name = "default", args.pod
+    _print_answers([asyncio.run(explain_pod(access, settings, namespace, name))], args.output, planned=False)
 
 
 @kube.command("plan")
@@ -111,55 +111,55 @@ def why(**options: Any) -> None:
 @_output
 def plan(**options: Any) -> None:
     """Report where the pods of manifests would go, or why they would wait; - reads stdin."""
-    given = _start(options)
-    access, settings = options_of(given)
-    _show(asyncio.run(look_ahead(access, settings, list(given.file))), given.output, planned=True)
+    args = _set_up_logging(options)
+    access, settings = parse_options(args)
+    _print_answers(asyncio.run(plan_manifests(access, settings, list(args.file))), args.output, planned=True)
 
 
-def _show(answers: list[Answer], output: str, *, planned: bool) -> None:
+def _print_answers(answers: list[Answer], output: str, *, planned: bool) -> None:
     if output == "json":
         print(msgspec.json.format(msgspec.json.encode(answers if planned else answers[0])).decode())
         return
-    print("\n\n".join(in_words(answer, planned=planned) for answer in answers))
+    print("\n\n".join(render_answer(answer, planned=planned) for answer in answers))
 
 
-def in_words(answer: Answer, *, planned: bool) -> str:
+def render_answer(answer: Answer, *, planned: bool) -> str:
     from hodei.cli.why import render
 
     lines = []
     if answer.kind:
-        lines.append(of_workload(answer))
+        lines.append(render_workload(answer))
         if answer.now == answer.total:
-            answer = structs.replace(answer, explanation=None)  # where they would go is said
+            answer = structs.replace(answer, explanation=None)  # the line above has the nodes
     if answer.explanation is not None:
-        told = structs.replace(answer.explanation, job=0, name=answer.pod)
-        text = render(told, planned=planned).replace(f"the job ({answer.pod})", f"pod {answer.pod}", 1)
+        explanation = structs.replace(answer.explanation, job=0, name=answer.pod)
+        text = render(explanation, planned=planned).replace(f"the job ({answer.pod})", f"pod {answer.pod}", 1)
         for number, name in answer.names.items():
             text = re.sub(rf"\bjob {number}\b( \([^)]*\))?", name, text)
         lines.append(text)
         if answer.message:
-            lines.append(f"  in Kubernetes' words: {answer.message}")
+            lines.append(f"  as kube-scheduler would report it: {answer.message}")
     elif not answer.kind:
         lines.append(f"pod {answer.pod}: {answer.message}")
     elif answer.message:
         lines.append(f"  {answer.message}")
     if answer.unread:
-        lines.append(f"  could not be read with these rights: {', '.join(answer.unread)}")
+        lines.append(f"  not readable with these rights: {', '.join(answer.unread)}")
     return "\n\n".join(lines)
 
 
-def of_workload(answer: Answer) -> str:
+def render_workload(answer: Answer) -> str:
     """How many of its pods would start now, and where."""
-    start = f"{answer.now} of {answer.total} pods" if answer.now < answer.total else f"all {answer.total} pods"
-    where = sorted(answer.nodes.items(), key=lambda entry: (-entry[1], entry[0]))
-    told = ", ".join(f"{count} on {node}" if answer.total > 1 else node for node, count in where[:5])
-    text = f"{answer.kind} {answer.pod}: {start} would start now"
+    started = f"{answer.now} of {answer.total} pods" if answer.now < answer.total else f"all {answer.total} pods"
+    by_count = sorted(answer.nodes.items(), key=lambda entry: (-entry[1], entry[0]))
+    nodes_text = ", ".join(f"{count} on {node}" if answer.total > 1 else node for node, count in by_count[:5])
+    text = f"{answer.kind} {answer.pod}: {started} would start now"
     if not answer.total:
-        return f"{answer.kind} {answer.pod}: it makes no pods as it is"
-    if told:
-        text += f" ({told}{', and more' if len(where) > 5 else ''})"
+        return f"{answer.kind} {answer.pod}: it creates no pods"
+    if nodes_text:
+        text += f" ({nodes_text}{', and more' if len(by_count) > 5 else ''})"
     if answer.preempting:
-        text += f"; {answer.preempting} would take the place of others, each looked at by itself"
+        text += f"; {answer.preempting} would preempt other pods, each considered alone"
     if answer.waiting:
         text += f"; {answer.waiting} would wait"
     return f"{text}\n  {answer.note}" if answer.note else text
@@ -178,7 +178,7 @@ def of_workload(answer: Answer) -> str:
     default=15,
     metavar="N",
     show_default=True,
-    help="How long the others wait for a silent leader; it renews in a seventh of that.",
+    help="Lease duration: how long standbys wait for a silent leader, which renews seven times as often.",
 )
 @click.option("--identity", default="", metavar="ID", help="Name of this instance [default: host and process].")
 @click.option("--listen", default="", metavar="HOST:PORT", help="For probes and metrics [default: 127.0.0.1:10259].")
@@ -200,15 +200,15 @@ def of_workload(answer: Answer) -> str:
 )  # fmt: skip
 def run_scheduler(**options: Any) -> int:
     """Schedule pods until stopped."""
-    given = _start(options)
-    access, settings = options_of(given)
-    if not 3 <= given.lease_seconds <= 3600:
-        raise InvalidInput("--lease-seconds must be from 3 to 3600", hint="15 suits nearly everywhere")
-    election = Election(given.lease_name, given.lease_namespace, given.identity, given.lease_seconds)
-    _uvloop()
-    # What is kept is kept for long, and cycles are few: looking for them less often saves a tenth of the time.
+    args = _set_up_logging(options)
+    access, settings = parse_options(args)
+    if not 3 <= args.lease_seconds <= 3600:
+        raise InvalidInput("--lease-seconds must be from 3 to 3600", hint="15 is a good value nearly everywhere")
+    election = Election(args.lease_name, args.lease_namespace, args.identity, args.lease_seconds)
+    _use_uvloop()
+    # Objects live long and cycles are rare: fewer collections save a tenth of the time.
     gc.set_threshold(50_000, 20, 50)
-    return asyncio.run(run(access, settings, _address(given.listen), election if given.leader_elect else None))
+    return asyncio.run(run(access, settings, _address(args.listen), election if args.leader_elect else None))
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -217,11 +217,11 @@ def _address(text: str) -> tuple[str, int]:
         return ("0.0.0.0" if inside else "127.0.0.1", _PORT)
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
-        raise InvalidInput(f"{text!r} is not an address to listen on", hint="write HOST:PORT, such as 127.0.0.1:10259")
+        raise InvalidInput(f"--listen {text!r} is not an address", hint="write HOST:PORT, such as 127.0.0.1:10259")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _uvloop() -> None:
+def _use_uvloop() -> None:
     try:
         import uvloop
     except ImportError:

@@ -1,8 +1,7 @@
-"""How a group stands, in the words of those whose object it is, so that their controllers and tools go on: Volcano makes the pods
-of a job once its group is `Inqueue`, scheduler-plugins tells its users by the phase, Kubernetes by a condition.
+"""The status of pod groups in the form of each project, so that their controllers and tools work: Volcano creates the pods of a
+job when its group is `Inqueue`, scheduler-plugins shows a phase, Kubernetes a condition.
 
-Nothing here opens a connection. What is said is what the present owner of each kind says itself; a final word is never
-taken back.
+Each status is what the project's own controller would write. A final status is never changed.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from msgspec import Struct
 from hodei.control.controller import Step
 from hodei.kube.api.client import Api, ApiError, served_path, served_resources
 from hodei.kube.api.objects import GroupCondition, MemberGroup, Pod, PodGroup
-from hodei.kube.scheduler.background import NoBackground
+from hodei.kube.scheduler.background import BackgroundTask
 from hodei.kube.scheduler.cache import ClusterCache
-from hodei.kube.scheduler.gangs import counted
+from hodei.kube.scheduler.gangs import of_this_gang
 from hodei.kube.scheduler.groups import Entry, GroupKey
 from hodei.kube.scheduler.messages import UNSCHEDULABLE
 from hodei.kube.scheduler.pod_api import RequestQueue
@@ -32,11 +31,12 @@ _MESSAGE = 1024
 
 
 class GroupStatus(Struct, frozen=True):
-    """The pods of a group: `waiting` without a node, `placed` with one (of these some are `running`), and those that are
-    over. `message`: why those that wait do, "" if nobody was told; `refused`: it is nodes that they lack. `owners`: the
-    workloads that the pods belong to, as "namespace/name"."""
+    """The pods of a group: `pending` without a node, `placed` with one (some are `running`), and those that have ended.
 
-    waiting: int = 0
+    `message`: why pods are pending, "" if not reported; `refused`: nodes lack capacity for them. `owners`: their workloads.
+    """
+
+    pending: int = 0
     placed: int = 0
     running: int = 0
     succeeded: int = 0
@@ -47,85 +47,84 @@ class GroupStatus(Struct, frozen=True):
 
     @property
     def all(self) -> int:
-        return self.waiting + self.placed + self.succeeded + self.failed
+        return self.pending + self.placed + self.succeeded + self.failed
 
 
-def of_scheduler_plugins(group: MemberGroup, now: GroupStatus, at: str) -> dict[str, Any] | None:
-    """The phases of its own controller; None if nothing is to be said. A group that has Finished or Failed stays so."""
+def scheduler_plugins_status(group: MemberGroup, pods: GroupStatus, at: str) -> dict[str, Any] | None:
+    """None if nothing has to be written. A group that has Finished or Failed stays so."""
     if group.status.phase in ("Finished", "Failed"):
         return None
-    least = group.spec.min_member
-    if now.all < least:
+    min_count = group.spec.min_member
+    if pods.all < min_count:
         phase = "Pending"
-    elif now.succeeded >= least:
+    elif pods.succeeded >= min_count:
         phase = "Finished"
-    elif now.failed and now.failed + now.running + now.succeeded >= least:
+    elif pods.failed and pods.failed + pods.running + pods.succeeded >= min_count:
         phase = "Failed"
-    elif now.running + now.succeeded >= least:
+    elif pods.running + pods.succeeded >= min_count:
         phase = "Running"
     else:
         phase = "Scheduling"
-    said: dict[str, Any] = {
+    status: dict[str, Any] = {
         "phase": phase,
-        "scheduled": now.placed + now.succeeded,
-        "running": now.running,
-        "succeeded": now.succeeded,
-        "failed": now.failed,
+        "scheduled": pods.placed + pods.succeeded,
+        "running": pods.running,
+        "succeeded": pods.succeeded,
+        "failed": pods.failed,
     }
     if phase != "Pending":
-        said["scheduleStartTime"] = group.status.schedule_start_time or at
-        if now.owners:
-            said["occupiedBy"] = ",".join(now.owners)
-    return said
+        status["scheduleStartTime"] = group.status.schedule_start_time or at
+        if pods.owners:
+            status["occupiedBy"] = ",".join(pods.owners)
+    return status
 
 
-def of_volcano(group: MemberGroup, now: GroupStatus, at: str) -> dict[str, Any] | None:
-    """As Volcano's scheduler says it at the end of a session. A group of ours that cannot start yet is `Inqueue`: let in,
-    and its pods may be made."""
-    if group.status.phase == "Completed" and not (now.waiting or now.placed):
+def volcano_status(group: MemberGroup, pods: GroupStatus, at: str) -> dict[str, Any] | None:
+    """As Volcano's scheduler writes it. A group that cannot start yet is `Inqueue`: admitted, its pods may be created."""
+    if group.status.phase == "Completed" and not (pods.pending or pods.placed):
         return None
-    least, there = group.spec.min_member, now.placed + now.succeeded
-    lacks = now.refused and there < least
-    if now.running and lacks:
+    min_count, started = group.spec.min_member, pods.placed + pods.succeeded
+    unschedulable = pods.refused and started < min_count
+    if pods.running and unschedulable:
         phase = "Unknown"
-    elif there and there >= least:
-        phase = "Running" if now.placed or now.waiting else "Completed"
+    elif started and started >= min_count:
+        phase = "Running" if pods.placed or pods.pending else "Completed"
     else:
         phase = "Inqueue"
-    said: dict[str, Any] = {
-        "phase": phase, "running": now.running, "succeeded": now.succeeded, "failed": now.failed
+    status: dict[str, Any] = {
+        "phase": phase, "running": pods.running, "succeeded": pods.succeeded, "failed": pods.failed
     }  # fmt: skip
-    if there and there >= least:
+    if started and started >= min_count:
         condition = _condition("Scheduled", "True", "tasks in gang are ready to be scheduled", "", at)
-    elif lacks:
-        text = f"{now.waiting}/{now.waiting + there} tasks in gang unschedulable: {now.message}"
+    elif unschedulable:
+        text = f"{pods.pending}/{pods.pending + started} tasks in gang unschedulable: {pods.message}"
         condition = _condition("Unschedulable", "True", "NotEnoughResources", text, at)
     else:
-        return said
-    said["conditions"] = _with(group.status.conditions, condition)
-    return said
+        return status
+    status["conditions"] = _merge_condition(group.status.conditions, condition)
+    return status
 
 
-def of_kubernetes(group: PodGroup, now: GroupStatus, at: str, type: str) -> dict[str, Any] | None:
-    """The one condition of kube-scheduler; once it was True it is never False again."""
-    known = next((one for one in group.status.conditions if one.type == type), None)
-    if known is not None and known.status == "True":
+def kubernetes_status(group: PodGroup, pods: GroupStatus, at: str, type: str) -> dict[str, Any] | None:
+    """kube-scheduler's condition. Once True, it never becomes False."""
+    before = next((one for one in group.status.conditions if one.type == type), None)
+    if before is not None and before.status == "True":
         return None
     gang = group.spec.scheduling_policy.gang
-    least = gang.min_count if gang is not None else 1
-    if now.placed + now.succeeded >= least:
+    min_count = gang.min_count if gang is not None else 1
+    if pods.placed + pods.succeeded >= min_count:
         condition = _condition(type, "True", "Scheduled", "", at)
-    elif now.waiting and now.message:
-        condition = _condition(type, "False", "Unschedulable", now.message, at)
+    elif pods.pending and pods.message:
+        condition = _condition(type, "False", "Unschedulable", pods.message, at)
     else:
         return None
     condition["observedGeneration"] = group.metadata.generation
-    if known is not None and (known.status, known.reason, known.message) == (
+    if before is not None and (before.status, before.reason, before.message) == (
         condition["status"], condition["reason"], condition["message"],
     ):  # fmt: skip
         return None
-    if known is not None and known.status == condition["status"]:
-        condition["lastTransitionTime"] = known.last_transition_time or at
+    if before is not None and before.status == condition["status"]:
+        condition["lastTransitionTime"] = before.last_transition_time or at
     return {"conditions": [condition]}
 
 
@@ -135,8 +134,8 @@ def _condition(type: str, status: str, reason: str, message: str, at: str) -> di
     }  # fmt: skip
 
 
-def _with(known: tuple[GroupCondition, ...], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """A list is replaced as a whole: the other conditions stay in it. One that says the same keeps its time."""
+def _merge_condition(known: tuple[GroupCondition, ...], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """A merge patch replaces the whole list, so the other conditions stay in it. An unchanged condition keeps its time."""
     out = [
         {"type": one.type, "status": one.status, "reason": one.reason, "message": one.message,
          "lastTransitionTime": one.last_transition_time}
@@ -149,13 +148,11 @@ def _with(known: tuple[GroupCondition, ...], new: dict[str, Any]) -> list[dict[s
 
 
 # --------------------------------------------------------------------------------- group status writer
-# Writes how groups stand into their objects, and lets in the groups of Volcano's jobs so that their pods are made.
-
 
 _log = logging.getLogger(__name__)
-EVERY_S = 0.25
-AGAIN_S = 5.0
-_AT_ONCE = 8
+WRITE_EVERY_S = 0.25
+RETRY_S = 5.0
+_CONNECTIONS = 8
 _MERGE, _STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 _PATHS = {
     "scheduler-plugins": "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
@@ -170,119 +167,119 @@ class _Job(Struct):
     spec: Spec = msgspec.field(default_factory=Spec)
 
 
-class GroupStatusWriter(NoBackground):
+class GroupStatusWriter(BackgroundTask):
+    """Writes the status of group objects, and admits the groups of Volcano jobs so that their pods are created."""
+
     def __init__(self, api: Api, scheduler: str, pods: Pods, cache: ClusterCache, now: Callable[[], float]) -> None:
         self._api, self._scheduler, self._pods, self._cache, self._now = api, scheduler, pods, cache, now
-        self._lane = RequestQueue(_AT_ONCE)
-        # By uid of the object: what was written last.
-        self._written: dict[str, dict[str, Any]] = {}
-        self._subresource: dict[str, bool] = {}
-        self._own_path = ""
+        self._queue = RequestQueue(_CONNECTIONS)
+        # The last status written, by uid.
+        self._last_written: dict[str, dict[str, Any]] = {}
+        self._has_status: dict[str, bool] = {}
+        self._kubernetes_path = ""
         self._warned: set[str] = set()
-        # Groups that are being written to.
+        # Groups with a write under way.
         self._writing: set[GroupKey] = set()
 
-    def stepped(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         for refusal in step.plan.refusals:
-            key = self._pods.of_gang.get(refusal.job)
+            key = self._pods.group_of_job.get(refusal.job)
             if key is not None:
-                self._pods.touched[key] = None
+                self._pods.status_dirty[key] = None
 
     async def run(self) -> None:
-        self._own_path = await served_path(self._api, "scheduling.k8s.io", "podgroups")
+        self._kubernetes_path = await served_path(self._api, "scheduling.k8s.io", "podgroups")
         while True:
-            await asyncio.sleep(EVERY_S)
-            self.look()
+            await asyncio.sleep(WRITE_EVERY_S)
+            self.check()
 
-    def look(self) -> None:
-        touched, self._pods.touched = self._pods.touched, {}
-        for key in touched:
-            self._lane.put(partial(self._in_turn, key, self._tell, self._touch))
-        fresh, self._cache.not_let_in = self._cache.not_let_in, {}
-        for namespace, name in fresh:
-            self._lane.put(partial(self._in_turn, ("volcano", namespace, name), self._let_in, self._not_let_in))
+    def check(self) -> None:
+        dirty, self._pods.status_dirty = self._pods.status_dirty, {}
+        for key in dirty:
+            self._queue.put(partial(self._serialize, key, self._write_status, self._write_again))
+        unadmitted, self._cache.pending_volcano_groups = self._cache.pending_volcano_groups, {}
+        for namespace, name in unadmitted:
+            self._queue.put(
+                partial(self._serialize, ("volcano", namespace, name), self._admit_volcano_group, self._admit_again)
+            )
 
-    def _touch(self, key: GroupKey) -> None:
-        self._pods.touched[key] = None
+    def _write_again(self, key: GroupKey) -> None:
+        self._pods.status_dirty[key] = None
 
-    def _not_let_in(self, key: GroupKey) -> None:
-        self._cache.not_let_in[key[1], key[2]] = None
+    def _admit_again(self, key: GroupKey) -> None:
+        self._cache.pending_volcano_groups[key[1], key[2]] = None
 
-    async def end(self) -> None:
-        self.look()
-        await self._lane.finish(2)
-        self._lane.close()
+    async def stop(self) -> None:
+        self.check()
+        await self._queue.drain(2)
+        self._queue.close()
 
-    # --------------------------------------------------------------------------------------------- telling
-
-    def standing(self, key: GroupKey) -> GroupStatus | None:
+    def group_status(self, key: GroupKey) -> GroupStatus | None:
         """None if no pod of the group is ours."""
-        members, over = self._pods.members(key), self._pods.past.of(key)
-        if not over and not any(entry.pod.spec.scheduler_name == self._scheduler for entry in members):
+        members, ended = self._pods.members(key), self._pods.ended_members.of(key)
+        if not ended and not any(entry.pod.spec.scheduler_name == self._scheduler for entry in members):
             return None
-        # When all are over the last that came tells which of them belong together.
-        pods = [entry.pod for entry in members] or sorted(over, key=_made)[-1:]
+        # If all have ended, the newest pod shows which of them form the last gang.
+        pods = [entry.pod for entry in members] or sorted(ended, key=_created)[-1:]
         group = self._pods.group(key)
-        over = counted(over, pods, group) if group is not None else over
-        waiting = [entry for entry in members if not entry.holds and not entry.wanted.gates]
-        told = next((entry for entry in waiting if entry.told), None)
+        ended = of_this_gang(ended, pods, group) if group is not None else ended
+        pending = [entry for entry in members if not entry.assigned and not entry.info.gates]
+        reported = next((entry for entry in pending if entry.reported), None)
         return GroupStatus(
-            len(waiting),
+            len(pending),
             sum(entry.stage == "bound" for entry in members),
-            sum(entry.holds and entry.pod.status.phase == "Running" for entry in members),
-            sum(pod.status.phase == "Succeeded" for pod in over),
-            sum(pod.status.phase == "Failed" for pod in over),
-            told.told or "" if told is not None else "",
-            told is not None and told.told_reason == UNSCHEDULABLE,
-            _owners(members),
+            sum(entry.assigned and entry.pod.status.phase == "Running" for entry in members),
+            sum(pod.status.phase == "Succeeded" for pod in ended),
+            sum(pod.status.phase == "Failed" for pod in ended),
+            reported.reported or "" if reported is not None else "",
+            reported is not None and reported.reported_reason == UNSCHEDULABLE,
+            _owner_names(members),
         )
 
-    async def _tell(self, key: GroupKey) -> None:
+    async def _write_status(self, key: GroupKey) -> None:
         convention, namespace, name = key
-        now, at = self.standing(key), self._stamp()
-        if now is None:
+        pods, at = self.group_status(key), self._timestamp()
+        if pods is None:
             return
-        place = (namespace, name)
+        group_key = (namespace, name)
         if convention == "scheduler-plugins":
-            group = self._cache.groups.plugins.get(place)
+            group = self._cache.groups.plugins.get(group_key)
             if group is not None:
-                await self._write(convention, group, of_scheduler_plugins(group, now, at))
+                await self._write(convention, group, scheduler_plugins_status(group, pods, at))
         elif convention == "volcano":
-            group = self._cache.groups.volcano.get(place)
+            group = self._cache.groups.volcano.get(group_key)
             if group is not None:
-                await self._write(convention, group, of_volcano(group, now, at))
-        elif convention == "kubernetes" and self._own_path:
-            own = self._cache.groups.kubernetes.get(place)
-            type = "PodGroupScheduled" if "/v1alpha2/" in self._own_path else "PodGroupInitiallyScheduled"
-            if own is not None:
-                await self._write(convention, own, of_kubernetes(own, now, at, type))
+                await self._write(convention, group, volcano_status(group, pods, at))
+        elif convention == "kubernetes" and self._kubernetes_path:
+            pod_group = self._cache.groups.kubernetes.get(group_key)
+            type = "PodGroupScheduled" if "/v1alpha2/" in self._kubernetes_path else "PodGroupInitiallyScheduled"
+            if pod_group is not None:
+                await self._write(convention, pod_group, kubernetes_status(pod_group, pods, at, type))
 
-    async def _write(self, convention: str, group: MemberGroup | PodGroup, said: dict[str, Any] | None) -> None:
+    async def _write(self, convention: str, group: MemberGroup | PodGroup, status: dict[str, Any] | None) -> None:
         meta = group.metadata
-        if said is None or _same(self._written.get(meta.uid), said):
+        if status is None or _is_same(self._last_written.get(meta.uid), status):
             return
         path = await self._path(convention, meta.namespace, meta.name)
-        how = _STRATEGIC if convention == "kubernetes" else _MERGE
-        body = msgspec.json.encode({"metadata": {"uid": meta.uid}, "status": said})
-        await self._api.request("PATCH", path, body, content_type=how)
-        if len(self._written) > 10_000:
-            self._written.clear()
-        self._written[meta.uid] = said
+        content_type = _STRATEGIC if convention == "kubernetes" else _MERGE
+        body = msgspec.json.encode({"metadata": {"uid": meta.uid}, "status": status})
+        await self._api.request("PATCH", path, body, content_type=content_type)
+        if len(self._last_written) > 10_000:
+            self._last_written.clear()
+        self._last_written[meta.uid] = status
 
     async def _path(self, convention: str, namespace: str, name: str) -> str:
-        """Volcano's groups have no status of their own to write to: there the object itself is changed."""
-        collection = _PATHS.get(convention) or self._own_path
-        if convention not in self._subresource:
+        """Groups of Volcano have no status subresource: the object itself is patched."""
+        collection = _PATHS.get(convention) or self._kubernetes_path
+        if convention not in self._has_status:
             group, version = collection.split("/")[2:4]
-            self._subresource[convention] = "podgroups/status" in await served_resources(self._api, group, version)
+            self._has_status[convention] = "podgroups/status" in await served_resources(self._api, group, version)
         root = collection.removesuffix("/podgroups")
-        tail = "/status" if self._subresource[convention] else ""
+        tail = "/status" if self._has_status[convention] else ""
         return f"{root}/namespaces/{namespace}/podgroups/{name}{tail}"
 
-    # ------------------------------------------------------------------------------------------- letting in
-
-    async def _let_in(self, key: GroupKey) -> None:
-        """A group without pods: Volcano makes those of its job when the group is let in."""
+    async def _admit_volcano_group(self, key: GroupKey) -> None:
+        """Admit a group without pods: Volcano then creates the pods of its job."""
         _, namespace, name = key
         group = self._cache.groups.volcano.get((namespace, name))
         if group is None or group.status.phase not in ("", "Pending"):
@@ -295,45 +292,48 @@ class GroupStatusWriter(NoBackground):
         if job.spec.scheduler == self._scheduler:
             await self._write("volcano", group, {"phase": "Inqueue"})
 
-    # ---------------------------------------------------------------------------------------------- inside
-
-    async def _in_turn(
-        self, key: GroupKey, work: Callable[[GroupKey], Awaitable[None]], again: Callable[[GroupKey], None]
+    async def _serialize(
+        self, key: GroupKey, work: Callable[[GroupKey], Awaitable[None]], retry: Callable[[GroupKey], None]
     ) -> None:
-        """`work`, unless the group is being written to: then it is looked at `again` afterwards, as after an outage."""
+        """Run `work` unless the group has a write under way; then, and after an outage, `retry` marks the group again."""
         if key in self._writing:
-            again(key)
+            retry(key)
             return
         self._writing.add(key)
         try:
             await work(key)
         except ApiError as error:
             if error.status not in (404, 409) and key[0] not in self._warned:
-                self._warned.add(key[0])  # once: nobody's start depends on it
-                _log.warning("the status of %s groups cannot be written: %s %s", key[0], error.message, error.hint)
-            if error.passing:
-                asyncio.get_running_loop().call_later(AGAIN_S, again, key)
+                self._warned.add(key[0])  # log once: no decision depends on it
+                _log.warning(
+                    "the status of %s groups cannot be written; their pods are scheduled all the same: %s %s",
+                    key[0],
+                    error.message,
+                    error.hint,
+                )
+            if error.retriable:
+                asyncio.get_running_loop().call_later(RETRY_S, retry, key)
         finally:
             self._writing.discard(key)
 
-    def _stamp(self) -> str:
+    def _timestamp(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _same(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
-    """Whether nothing but a time is new."""
-    return before is not None and _timeless(before) == _timeless(now)
+def _is_same(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
+    """Whether only timestamps differ."""
+    return before is not None and _without_times(before) == _without_times(now)
 
 
-def _timeless(said: dict[str, Any]) -> dict[str, Any]:
-    conditions = [{**one, "lastTransitionTime": None} for one in said.get("conditions", ())]
-    return {**said, "conditions": conditions, "scheduleStartTime": None}
+def _without_times(status: dict[str, Any]) -> dict[str, Any]:
+    conditions = [{**one, "lastTransitionTime": None} for one in status.get("conditions", ())]
+    return {**status, "conditions": conditions, "scheduleStartTime": None}
 
 
-def _made(pod: Pod) -> str:
+def _created(pod: Pod) -> str:
     return pod.metadata.creation_timestamp or ""
 
 
-def _owners(members: list[Entry]) -> tuple[str, ...]:
+def _owner_names(members: list[Entry]) -> tuple[str, ...]:
     meta = [entry.pod.metadata for entry in members]
     return tuple(sorted({f"{one.namespace}/{owner.name}" for one in meta for owner in one.owner_references}))

@@ -1,5 +1,7 @@
-"""Pods by the groups that they belong to: who is there, who is over, how long they have waited, and what is to be looked at
-again. What becomes of them is for `kube.scheduler.pods`."""
+"""Pods by pod group: the members of each group, those that have ended, gang timeouts, and which groups have changed.
+
+`kube.scheduler.pods` decides what follows from it.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +12,49 @@ from typing import Literal, Protocol
 
 from msgspec import Struct, structs
 
-from hodei.kube.api.client import Api
 from hodei.kube.api.objects import Meta, Node, Owner, Pod, PodSpec, PodStatus
-from hodei.kube.api.reflector import Reflector, Resource
-from hodei.kube.scheduler.background import NoBackground
 from hodei.kube.scheduler.cache import ClusterCache
-from hodei.kube.scheduler.gangs import GangAssembly, Group, Groups, Membership, counted, group_of, membership
-from hodei.kube.scheduler.owners import Place, place_of
-from hodei.kube.scheduler.translate import Wanted
+from hodei.kube.scheduler.gangs import (
+    GangAssembly,
+    Group,
+    Groups,
+    Membership,
+    WorkloadKey,
+    group_of,
+    membership,
+    of_this_gang,
+    workload_key,
+)
+from hodei.kube.scheduler.translate import PodInfo
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job import JobSpec, Reason
+from hodei.model.job import Reason
 
 GroupKey = tuple[str, str, str]
-# aside: nothing to do about it (it is held back, cannot be read, or is on a node that has gone). gang: it waits with others.
-Stage = Literal["aside", "gang", "queued", "placed", "bound"]
+# inactive: not queued (gated, unreadable, incomplete gang, or on a deleted node). gang: pending as a member of a gang job.
+Stage = Literal["inactive", "gang", "queued", "placed", "bound"]
 
 
 class Entry(Struct):
-    """A pod and its job. `reasons`: why it is aside, if it is ours and somebody should know."""
+    """A pod and its job. `reasons`: why a pod of ours is not queued. `arrivals_seen`: see `Pods.lacking_resource`."""
 
     uid: str
     pod: Pod
-    wanted: Wanted
-    stage: Stage = "aside"
+    info: PodInfo
+    stage: Stage = "inactive"
     id: JobId = 0
     run: RunId = ""
     node: NodeName = ""
     group: Membership | None = None
-    leaving: bool = False
+    terminating: bool = False
     reasons: tuple[Reason, ...] = ()
-    told: str | None = None  # the last that it was told, with which reason, and when
-    told_reason: str = ""
-    told_ms: int = 0
+    reported: str | None = None  # the last reported message, its reason and its time
+    reported_reason: str = ""
+    reported_ms: int = 0
     tries: int = 0
-    seen: int = 0  # how many newcomers had come anywhere when it was placed
+    arrivals_seen: int = 0
 
     @property
-    def holds(self) -> bool:
+    def assigned(self) -> bool:
         return self.stage in ("placed", "bound")
 
     @property
@@ -54,46 +62,40 @@ class Entry(Struct):
         return f"{self.pod.metadata.namespace}/{self.pod.metadata.name}"
 
 
-class WaitingGang(Struct):
-    """The job that the waiting pods of a group are: `order` says which pod each of its members is."""
+class PendingGang(Struct):
+    """The job of a group's pending pods. `order`: the pod of each member. `urgent`: it replaces lost members."""
 
     id: JobId
     uids: tuple[str, ...]
     order: tuple[str, ...]
     needed: int
-    first: bool = False
+    urgent: bool = False
 
 
-# ------------------------------------------------------------------------------------------------ diff
-# What changed of a pod or a node, as far as scheduling reads it.
+# ------------------------------------------------------------------------------- changes that scheduling reads
 
 
-def same_spec(a: Pod, b: Pod) -> bool:
-    """Whether a binding is all that happened to it."""
-    if a.metadata.labels != b.metadata.labels or resizes(a) or resizes(b):
+def only_bound(a: Pod, b: Pod) -> bool:
+    """Whether nothing but the node differs."""
+    if a.metadata.labels != b.metadata.labels or is_resizing(a) or is_resizing(b):
         return False
     return a.spec == b.spec or structs.replace(a.spec, node_name=b.spec.node_name) == b.spec
 
 
-def same_hold(a: JobSpec, b: JobSpec) -> bool:
-    return a is b or a == b
-
-
-def differs(a: Pod, b: Pod) -> bool:
-    """Whether anything changed that scheduling reads."""
+def pod_differs(a: Pod, b: Pod) -> bool:
     old, new = a.metadata, b.metadata
     return (
         a.spec != b.spec
         or old.labels != new.labels
-        or (old.annotations != new.annotations and said(old) != said(new))
+        or (old.annotations != new.annotations and _foreign_annotations(old) != _foreign_annotations(new))
         or (old.deletion_timestamp is None) != (new.deletion_timestamp is None)
-        or resizes(a)
-        or resizes(b)
+        or is_resizing(a)
+        or is_resizing(b)
     )
 
 
-def said(meta: Meta) -> dict[str, str]:
-    """Without what we write on pods ourselves."""
+def _foreign_annotations(meta: Meta) -> dict[str, str]:
+    """Without the ones that this scheduler writes."""
     return {name: value for name, value in meta.annotations.items() if not name.startswith("hodei.io/expected-start")}
 
 
@@ -101,7 +103,7 @@ def has_claims(pod: Pod) -> bool:
     return any(one.persistent_volume_claim is not None or one.ephemeral is not None for one in pod.spec.volumes)
 
 
-def resizes(pod: Pod) -> bool:
+def is_resizing(pod: Pod) -> bool:
     return any(one.type.startswith("PodResize") for one in pod.status.conditions)
 
 
@@ -116,28 +118,28 @@ def node_differs(a: Node, b: Node) -> bool:
 
 
 # --------------------------------------------------------------------------------------- ended members
-# Members of groups that are over: a gang counts those that succeeded, and a group's status tells of all.
 
 
 class EndedMembers:
-    """`moved` is called with the key of each group of which a member ended, or was forgotten by the cluster."""
+    """The sink of a watch on ended pods: a gang counts its succeeded members, and a group's status counts all.
 
-    def __init__(self, moved: Callable[[GroupKey], None]) -> None:
-        self._moved = moved
+    `on_change` is called with the key of each group that gained or lost an ended member."""
+
+    def __init__(self, on_change: Callable[[GroupKey], None]) -> None:
+        self._on_change = on_change
         self._groups: dict[GroupKey, dict[str, Pod]] = {}
         self._key: dict[str, GroupKey] = {}
+        self.flushed: Callable[[], None] = lambda: None
 
     def of(self, key: GroupKey) -> list[Pod]:
         return list(self._groups.get(key, {}).values())
 
-    # ------------------------------------------------------------------------------------- the reflector's sink
-
     def listed(self, objects: Iterable[Pod], /) -> None:
-        there = set()
+        listed = set()
         for pod in objects:
-            there.add(pod.metadata.uid)
+            listed.add(pod.metadata.uid)
             self._put(pod)
-        for uid in [uid for uid in self._key if uid not in there]:
+        for uid in [uid for uid in self._key if uid not in listed]:
             self._forget(uid)
 
     def changed(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], pod: Pod, /) -> None:
@@ -150,196 +152,145 @@ class EndedMembers:
         uid, found = pod.metadata.uid, membership(pod)
         if not isinstance(found, Membership):
             return
-        here = self._groups.setdefault(found.key, {})
-        if uid not in here or here[uid].status.phase != pod.status.phase:
+        members = self._groups.setdefault(found.key, {})
+        if uid not in members or members[uid].status.phase != pod.status.phase:
             self._key[uid] = found.key
-            said = PodSpec(scheduling_group=pod.spec.scheduling_group, workload_ref=pod.spec.workload_ref)
-            here[uid] = structs.replace(pod, spec=said, status=PodStatus(pod.status.phase))
-            self._moved(found.key)
+            spec = PodSpec(scheduling_group=pod.spec.scheduling_group, workload_ref=pod.spec.workload_ref)
+            members[uid] = structs.replace(pod, spec=spec, status=PodStatus(pod.status.phase))
+            self._on_change(found.key)
 
     def _forget(self, uid: str) -> None:
         key = self._key.pop(uid, None)
         if key is not None:
-            here = self._groups[key]
-            del here[uid]
-            if not here:
+            members = self._groups[key]
+            del members[uid]
+            if not members:
                 del self._groups[key]
-            self._moved(key)
-
-
-class EndedMembersInformer(NoBackground):
-    """Has `past` told, once `wanted`; `stir` is called when there is something new."""
-
-    def __init__(
-        self, api: Api, scheduler: str, past: EndedMembers, wanted: asyncio.Event, stir: Callable[[], None]
-    ) -> None:
-        self._past, self._wanted, self._stir = past, wanted, stir
-        phases = ",".join(f"status.phase!={phase}" for phase in ("Pending", "Running", "Unknown"))
-        over = {"fieldSelector": f"spec.schedulerName={scheduler},{phases}"}
-        self._reflector = Reflector(api, Resource("/api/v1/pods", Pod), self, selector=over)
-
-    async def run(self) -> None:
-        await self._wanted.wait()
-        await self._reflector.run()
-
-    def listed(self, objects: Iterable[Pod], /) -> None:
-        self._past.listed(objects)
-
-    def changed(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], pod: Pod, /) -> None:
-        self._past.changed(kind, pod)
-
-    def flushed(self) -> None:
-        self._stir()
-
-
-# ----------------------------------------------------------------------------------------------------
+            self._on_change(key)
 
 
 # --------------------------------------------------------------------------------------- gang timeouts
-# How long gangs may wait, where somebody says it (`scheduleTimeoutSeconds`, `pod-group-timeout`): the time runs from
-# the first pod that waits until enough are bound. A gang whose time is up lets go of all that is kept for it, steps
-# aside for a moment, says so, and begins anew.
-
 
 _PAUSE_MS, _LONGEST_PAUSE_MS = 1000, 10_000
 
 
-class _Clock(Struct):
+class _Timer(Struct):
     timeout_ms: int
     ends_ms: int
-    aside_until_ms: int = 0
-    told: str = ""
+    backoff_until_ms: int = 0
+    message: str = ""
     tries: int = 0
 
 
 class GangTimeouts:
+    """How long gangs with a declared timeout may wait (`scheduleTimeoutSeconds`, `pod-group-timeout`): from the first
+    pending pod until enough are bound. A gang that times out releases its nodes, backs off for a moment and starts again."""
+
     def __init__(self) -> None:
-        self._clocks: dict[GroupKey, _Clock] = {}
+        self._timers: dict[GroupKey, _Timer] = {}
 
-    def judge(
-        self, key: GroupKey, group: Group | None, there: int, lacking: Reason | None, now_ms: int
+    def check(
+        self, key: GroupKey, group: Group | None, started: int, lacking: Reason | None, now_ms: int
     ) -> Reason | None:
-        """What a gang is to be told of which so many are bound or done: that its time was up, while it stands aside or is
-        not all there (`lacking`); None if nothing."""
-        if group is None or not group.timed or not group.timeout_ms or there >= group.min_count:
-            self.settled(key)
+        """Start or stop the timer of a gang with so many bound or succeeded members. A reason while it backs off, or while
+        members are missing (`lacking`) after a timeout."""
+        if group is None or not group.timed or not group.timeout_ms or started >= group.min_count:
+            self._timers.pop(key, None)
             return None
-        self.waits(key, group.timeout_ms, now_ms)
-        told = self.told(key)
-        if lacking is not None and lacking.code == "GANG_INCOMPLETE" and told:
-            return structs.replace(lacking, text=f"{lacking.text}; {told}")
-        return Reason("gang", "GANG_TIMEOUT", told) if self.aside(key) else None
+        timer = self._timers.get(key)
+        if timer is None or timer.timeout_ms != group.timeout_ms:
+            timer = self._timers[key] = _Timer(group.timeout_ms, now_ms + group.timeout_ms)
+        if lacking is not None and lacking.code == "GANG_INCOMPLETE" and timer.message:
+            return structs.replace(lacking, text=f"{lacking.text}; {timer.message}")
+        return Reason("gang", "GANG_TIMEOUT", timer.message) if timer.backoff_until_ms else None
 
-    def waits(self, key: GroupKey, timeout_ms: int, now_ms: int) -> None:
-        """It waits, since now if it did not before."""
-        clock = self._clocks.get(key)
-        if clock is None or clock.timeout_ms != timeout_ms:
-            self._clocks[key] = _Clock(timeout_ms, now_ms + timeout_ms)
-
-    def settled(self, key: GroupKey) -> None:
-        """Enough are bound, or nobody is left."""
-        self._clocks.pop(key, None)
-
-    def run_out(self, now_ms: int) -> tuple[list[tuple[GroupKey, str]], list[GroupKey]]:
-        """Those whose time is up, with what they are to be told; and those whose moment aside is over."""
+    def expire(self, now_ms: int) -> tuple[list[tuple[GroupKey, str]], list[GroupKey]]:
+        """The gangs that have timed out, with a message; and those whose backoff is over."""
         late, back = [], []
-        for key, clock in self._clocks.items():
-            if clock.ends_ms <= now_ms:
-                pause_ms = min(_PAUSE_MS << min(clock.tries, 10), _LONGEST_PAUSE_MS)
-                clock.tries += 1
-                clock.aside_until_ms = now_ms + pause_ms
-                clock.ends_ms = clock.aside_until_ms + clock.timeout_ms
-                clock.told = f'pod group "{key[2]}" rejected due to timeout after waiting {clock.timeout_ms / 1000:g}s'
-                late.append((key, clock.told))
-            elif clock.aside_until_ms and clock.aside_until_ms <= now_ms:
-                clock.aside_until_ms = 0
+        for key, timer in self._timers.items():
+            if timer.ends_ms <= now_ms:
+                pause_ms = min(_PAUSE_MS << min(timer.tries, 10), _LONGEST_PAUSE_MS)
+                timer.tries += 1
+                timer.backoff_until_ms = now_ms + pause_ms
+                timer.ends_ms = timer.backoff_until_ms + timer.timeout_ms
+                seconds = timer.timeout_ms / 1000
+                timer.message = f'pod group "{key[2]}" rejected due to timeout after waiting {seconds:g}s'
+                late.append((key, timer.message))
+            elif timer.backoff_until_ms and timer.backoff_until_ms <= now_ms:
+                timer.backoff_until_ms = 0
                 back.append(key)
         return late, back
 
-    def aside(self, key: GroupKey) -> bool:
-        clock = self._clocks.get(key)
-        return clock is not None and clock.aside_until_ms > 0
-
-    def told(self, key: GroupKey) -> str:
-        """What it was told when its time was up last; "" if it never was."""
-        clock = self._clocks.get(key)
-        return clock.told if clock is not None else ""
-
     def next_ms(self) -> int | None:
-        return min((clock.aside_until_ms or clock.ends_ms for clock in self._clocks.values()), default=None)
-
-
-# ----------------------------------------------------------------------------------------------------
+        return min((timer.backoff_until_ms or timer.ends_ms for timer in self._timers.values()), default=None)
 
 
 # ---------------------------------------------------------------------------------------- placed gangs
-# The pods of a gang that have their nodes: which of them go together if one has to go, and which the gang can do
-# without.
 
 
-class Placed(Protocol):
-    """A pod that holds room, as one job."""
+class PlacedPod(Protocol):
+    """A pod with a node, as a job of its own."""
 
     id: JobId
     pod: Pod
-    wanted: Wanted
+    info: PodInfo
     group: Membership | None
 
 
-def tied_together(placed: Sequence[Placed], past: Sequence[Pod], groups: Groups) -> tuple[list[JobId], list[JobId]]:
-    """The jobs that the gang needs, and those beyond its minimum, those to go first last; none if it is no gang."""
-    group = group_of_all(placed, (), groups)
+def preemption_units(
+    placed: Sequence[PlacedPod], ended: Sequence[Pod], groups: Groups
+) -> tuple[list[JobId], list[JobId]]:
+    """The jobs that a gang needs, which are preempted together, and the spare ones beyond its minimum, which are preempted
+    one by one from the last. Both empty if the pods are no gang."""
+    group = resolve_group(placed, (), groups)
     if group is None:
         return [], []
-    if group.whole:
+    if group.all_or_nothing:
         return [one.id for one in placed], []
-    over = [pod for pod in past if pod.status.phase == "Succeeded"]
-    done = len(counted(over, [one.pod for one in placed], group))
-    left, parts = max(len(placed) + done - group.min_count, 0), dict(group.parts)
-    there = Counter(one.group.part for one in placed if one.group is not None)
+    succeeded = [pod for pod in ended if pod.status.phase == "Succeeded"]
+    done = len(of_this_gang(succeeded, [one.pod for one in placed], group))
+    surplus, needed = max(len(placed) + done - group.min_count, 0), dict(group.parts)
+    present = Counter(one.group.part for one in placed if one.group is not None)
     core, spare = list[JobId](), list[JobId]()
-    # The lowest go first, of equals those that came last; none that a part of the gang needs.
+    # The lowest priority goes first, then the youngest; never a pod that a part of the gang needs.
     youngest = sorted(placed, key=lambda one: (one.pod.metadata.creation_timestamp or "", one.id), reverse=True)
-    for one in sorted(youngest, key=lambda one: one.wanted.job.priority):
+    for one in sorted(youngest, key=lambda one: one.info.job.priority):
         part = one.group.part if one.group is not None else ""
-        if len(spare) < left and there[part] > parts.get(part, 0):
-            there[part] -= 1
+        if len(spare) < surplus and present[part] > needed.get(part, 0):
+            present[part] -= 1
             spare.append(one.id)
         else:
             core.append(one.id)
     return (core, spare[::-1]) if core else ([], [])
 
 
-def group_of_all(placed: Sequence[Placed], past: Sequence[Pod], groups: Groups) -> Group | None:
-    """The gang that these are members of, or were; None if it is none, or cannot be told yet."""
-    said = [one.group for one in placed if one.group is not None]
-    said = said or [was for pod in past if isinstance(was := membership(pod), Membership)]
-    found = group_of(said[0], groups, siblings=tuple(said[1:])) if said else None
-    return found if isinstance(found, Group) else None
-
-
-# ----------------------------------------------------------------------------------------------------
+def resolve_group(placed: Sequence[PlacedPod], ended: Sequence[Pod], groups: Groups) -> Group | None:
+    """The gang of these pods; None if they are no gang, or its definition is not known yet."""
+    members = [one.group for one in placed if one.group is not None]
+    members = members or [found for pod in ended if isinstance(found := membership(pod), Membership)]
+    group = group_of(members[0], groups, siblings=tuple(members[1:])) if members else None
+    return group if isinstance(group, Group) else None
 
 
 class GroupIndex:
     def __init__(self, cache: ClusterCache) -> None:
         self._cache = cache
         self.entries: dict[str, Entry] = {}
-        self.of_gang: dict[JobId, GroupKey] = {}
-        self._gangs: dict[GroupKey, WaitingGang] = {}
+        self.group_of_job: dict[JobId, GroupKey] = {}
+        self._gangs: dict[GroupKey, PendingGang] = {}
         self._members: dict[GroupKey, dict[str, None]] = {}
+        # Groups to assemble again, and groups whose status may have changed.
         self._dirty: dict[GroupKey, None] = {}
-        self.patience = GangTimeouts()
-        self.past = EndedMembers(self._past_moved)
-        # Groups that stand otherwise than before, for whoever tells of it.
-        self.touched: dict[GroupKey, None] = {}
-        # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
-        self.tied: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
+        self.status_dirty: dict[GroupKey, None] = {}
+        self.timeouts = GangTimeouts()
+        self.ended_members = EndedMembers(self._member_ended)
+        # Called with the `preemption_units` of each placed gang.
+        self.tie: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
         self.has_groups = asyncio.Event()
-        # Groups whose size is that of the workloads that make their pods, by these; and whether one of them is a Job.
-        self._by_owner: dict[Place, dict[GroupKey, None]] = {}
-        cache.sizes_wanted = self._by_owner
-        self.wants_jobs = asyncio.Event()
+        # Groups whose size comes from a workload, by that workload; set if one of them is a Job.
+        self._by_workload: dict[WorkloadKey, dict[GroupKey, None]] = {}
+        cache.sizing_workloads = self._by_workload
+        self.needs_jobs = asyncio.Event()
 
     def join_group(self, entry: Entry, group: Membership) -> None:
         entry.group = group
@@ -347,9 +298,9 @@ class GroupIndex:
         self._members.setdefault(group.key, {})[entry.uid] = None
         self._dirty[group.key] = None
         if group.owner is not None:
-            self._by_owner.setdefault(place_of(group.namespace, group.owner), {})[group.key] = None
+            self._by_workload.setdefault(workload_key(group.namespace, group.owner), {})[group.key] = None
             if group.owner.kind == "Job":
-                self.wants_jobs.set()
+                self.needs_jobs.set()
 
     def leave_group(self, entry: Entry) -> None:
         if entry.group is None:
@@ -360,48 +311,49 @@ class GroupIndex:
         if not self._members[key]:
             del self._members[key]
         if entry.group.owner is not None:
-            self._leave_owner(key, entry.group.owner)
+            self._leave_workload(key, entry.group.owner)
 
-    def _leave_owner(self, key: GroupKey, owner: Owner) -> None:
-        """The last member that this owner made has left its group."""
-        place = place_of(key[1], owner)
+    def _leave_workload(self, key: GroupKey, owner: Owner) -> None:
         if any(one.group is not None and one.group.owner == owner for one in self.members(key)):
             return
-        groups = self._by_owner.get(place, {})
+        workload = workload_key(key[1], owner)
+        groups = self._by_workload.get(workload, {})
         groups.pop(key, None)
         if not groups:
-            self._by_owner.pop(place, None)
+            self._by_workload.pop(workload, None)
 
-    def _sizes_moved(self) -> None:
-        for place in self._cache.take_sizes():
-            self._dirty.update(self._by_owner.get(place, {}))
-
-    def look_again(self, entry: Entry) -> None:
-        """Something happened to a pod that its group, if it has one, must be gathered anew for."""
+    def mark_dirty(self, entry: Entry) -> None:
         if entry.group is not None:
             self._dirty[entry.group.key] = None
 
-    def touch(self, entry: Entry) -> None:
-        """The same if only its status may read differently."""
+    def mark_status_dirty(self, entry: Entry) -> None:
         if entry.group is not None:
-            self.touched[entry.group.key] = None
+            self.status_dirty[entry.group.key] = None
 
-    def _past_moved(self, key: GroupKey) -> None:
-        self.touched[key] = None
+    def _member_ended(self, key: GroupKey) -> None:
+        self.status_dirty[key] = None
         if key in self._members:
             self._dirty[key] = None
 
+    def _mark_changed_groups(self) -> None:
+        """Mark groups whose objects, or the workloads that define their size, have changed."""
+        for namespace, name in self._cache.take_changed_groups():
+            for key in self._members:
+                if key[1] == namespace and key[2].partition("/")[0] == name:
+                    self._dirty[key] = None
+        for workload in self._cache.take_resized_workloads():
+            self._dirty.update(self._by_workload.get(workload, {}))
+
     def members(self, key: GroupKey) -> list[Entry]:
-        """The pods of a group that are not over."""
+        """The pods of a group that have not ended."""
         return [self.entries[uid] for uid in self._members.get(key, ())]
 
     def group(self, key: GroupKey) -> Group | None:
-        """The gang; None if there is none, or it cannot be told yet."""
-        return group_of_all(self.members(key), self.past.of(key), self._cache.groups)
+        """None if it is no gang, or its definition is not known yet."""
+        return resolve_group(self.members(key), self.ended_members.of(key), self._cache.groups)
 
-    def late(self, key: GroupKey, gathering: GangAssembly, now_ms: int) -> Reason | None:
-        """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
+    def timeout_reason(self, key: GroupKey, assembly: GangAssembly, now_ms: int) -> Reason | None:
         members = self.members(key)
-        group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
-        there = gathering.done + sum(entry.stage == "bound" for entry in members)
-        return self.patience.judge(key, group, there, gathering.reason, now_ms)
+        group = assembly.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
+        started = assembly.done + sum(entry.stage == "bound" for entry in members)
+        return self.timeouts.check(key, group, started, assembly.reason, now_ms)

@@ -1,7 +1,7 @@
-"""What namespaces have used, kept in a ConfigMap, so that fair share and budgets outlive a restart and a handover.
+"""What outlives a restart: usage of namespaces, kept in a ConfigMap for fair share and budgets, and run times of finished pods.
 
-It is written at most once a minute and when the scheduler ends, over the version that was read; only the one who leads
-writes. What runs is not in it: whoever takes over sees it in the cluster, with the time at which it began.
+Only the leader writes, at most once a minute and when it stops. Running pods are not in the ConfigMap: the next leader sees
+them in the cluster, with their start times.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import Meta, Pod, PodSpec, PodStatus, Slim
 from hodei.kube.api.quantities import bounded
 from hodei.kube.api.reflector import Reflector, Resource
-from hodei.kube.scheduler.background import NoBackground
-from hodei.kube.scheduler.cache import Refusals, said
+from hodei.kube.scheduler.background import BackgroundTask
+from hodei.kube.scheduler.cache import Refusals, describe_error
 from hodei.kube.scheduler.pod_reader import PODS_PATH, Reader, at_ms
 from hodei.model.accounting import UsageRow
 from hodei.model.effects import SaveUsage
@@ -34,19 +34,19 @@ from hodei.model.resources import MAX_DURATION_MS
 
 _log = logging.getLogger(__name__)
 KEY = "usage.json.gz"
-EVERY_S = 60.0
-# A ConfigMap takes 1 MiB. This is what it may be before base64 makes a third more of it.
-MOST_BYTES = 700_000
-# Nobody's file is unpacked beyond this.
-_MOST_UNPACKED = 64 << 20
-_LOOK_S = 1.0
-_RIGHTS = "Its role is the Role hodei-lease of deploy/kubernetes/rbac.yaml."
-_FORM = 1
+WRITE_EVERY_S = 60.0
+# A ConfigMap holds 1 MiB; base64 adds a third.
+MAX_BYTES = 700_000
+# Guards against a decompression bomb.
+_MAX_UNPACKED = 64 << 20
+_CHECK_EVERY_S = 1.0
+_ROLE_HINT = "Grant the Role hodei-lease of deploy/kubernetes/rbac.yaml."
+_FORMAT = 1
 _Key = tuple[tuple[str, ...], str, int]
 
 
-class UsageStore(NoBackground):
-    """`only`: the resources that are worth keeping; None for all."""
+class UsageStore(BackgroundTask):
+    """`resources`: those to keep; None for all."""
 
     def __init__(
         self,
@@ -56,45 +56,45 @@ class UsageStore(NoBackground):
         controller: Controller,
         now_ms: Callable[[], int],
         *,
-        only: frozenset[str] | None = None,
+        resources: frozenset[str] | None = None,
         monotonic: Callable[[], float],
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._api, self._controller, self._now_ms, self._monotonic = api, controller, now_ms, monotonic
-        self._namespace, self._name, self._only, self._most_bytes = namespace, name, only, most_bytes
+        self._namespace, self._name, self._resources, self._most_bytes = namespace, name, resources, max_bytes
         self._collection = f"/api/v1/namespaces/{namespace}/configmaps"
         self._rows: dict[_Key, UsageRow] = {}
         self._changed = False
-        self._written_at = -EVERY_S
-        self._version = ""  # of the ConfigMap that was read or written last; "" if there is none
+        self._written_at = -WRITE_EVERY_S
+        self._version = ""  # resourceVersion of the ConfigMap; "" if there is none
         self._metadata: dict[str, Any] = {}
 
-    # ------------------------------------------------------------------------------------------ in the loop
-
-    async def begin(self) -> None:
-        """What was used before is known before anything is decided."""
+    async def start(self) -> None:
+        """Past usage is known before the first decision."""
         try:
-            rows = self._decoded(await self._read())
+            rows = self._decode_rows(await self._read())
         except ApiError as error:
             if error.status != 403:
                 raise
             _log.error(
-                "nothing is known of what namespaces have used, and nothing is kept: %s %s", error.message, _RIGHTS
+                "past usage cannot be read, fair share starts from zero and is not kept: %s %s",
+                error.message,
+                _ROLE_HINT,
             )
             return
         self._rows = {_key(row): row for row in rows}
         if rows:
-            self.stepped(self._controller.step(self._now_ms(), [UsageRestored(rows=tuple(rows))]))
-            _log.info("knows what %d accounts have used", len({row.path for row in rows}))
+            self.on_step(self._controller.step(self._now_ms(), [UsageRestored(rows=tuple(rows))]))
+            _log.info("read the usage of %d accounts", len({row.path for row in rows}))
 
-    def stepped(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         for save in step.saves:
             if isinstance(save, SaveUsage):
-                self._take(save.rows)
+                self._record(save.rows)
 
-    def _take(self, rows: Iterable[UsageRow]) -> None:
+    def _record(self, rows: Iterable[UsageRow]) -> None:
         for row in rows:
-            if self._only is not None and row.resource not in self._only:
+            if self._resources is not None and row.resource not in self._resources:
                 continue
             if row.amount:
                 self._rows[_key(row)] = row
@@ -104,16 +104,14 @@ class UsageStore(NoBackground):
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
-            if self._changed and self._monotonic() - self._written_at >= EVERY_S:
-                await self._write(takes_over=True)
+            await asyncio.sleep(_CHECK_EVERY_S)
+            if self._changed and self._monotonic() - self._written_at >= WRITE_EVERY_S:
+                await self._write(overwrite=True)
 
-    async def end(self) -> None:
-        """Not over what another wrote: should we have lost the lead, the other's word counts."""
+    async def stop(self) -> None:
+        """Does not overwrite another's version: if the lead was lost, the new leader's is right."""
         if self._changed:
-            await self._write(takes_over=False)
-
-    # ------------------------------------------------------------------------------------------ the ConfigMap
+            await self._write(overwrite=False)
 
     async def _read(self) -> bytes:
         try:
@@ -130,34 +128,34 @@ class UsageStore(NoBackground):
         except ValueError:
             return b"?"
 
-    async def _write(self, *, takes_over: bool) -> None:
+    async def _write(self, *, overwrite: bool) -> None:
         self._written_at = self._monotonic()
         self._changed = False
         rows = list(self._rows.values())
-        packed, oldest_ms = await asyncio.get_running_loop().run_in_executor(None, _bounded, rows, self._most_bytes)
+        packed, oldest_ms = await asyncio.get_running_loop().run_in_executor(None, _pack_newest, rows, self._most_bytes)
         if oldest_ms:
-            _log.warning("what was used longest ago is forgotten: there is more of it than a ConfigMap takes")
+            _log.warning("the oldest usage is dropped: a ConfigMap cannot hold more")
             self._rows = {key: row for key, row in self._rows.items() if row.start_ms >= oldest_ms}
         try:
-            await self._put(packed)
+            await self._send_configmap(packed)
         except ApiError as error:
-            if error.status == 409 and takes_over:
-                await self._over_another(packed)
+            if error.status == 409 and overwrite:
+                await self._overwrite(packed)
                 return
             self._changed = True
             hint = f" {error.hint}" if error.hint else ""
-            _log.warning("what namespaces have used could not be kept: %s%s", error.message, hint)
+            _log.warning("usage could not be saved, it is tried again: %s%s", error.message, hint)
 
-    async def _over_another(self, packed: bytes) -> None:
-        """Someone wrote in between, one who led before us at most: what we know is newer."""
+    async def _overwrite(self, packed: bytes) -> None:
+        """Another process wrote in between, an earlier leader at most: ours is newer."""
         try:
             await self._read()
-            await self._put(packed)
+            await self._send_configmap(packed)
         except ApiError as error:
             self._changed = True
-            _log.warning("what namespaces have used could not be kept: %s", error.message)
+            _log.warning("usage could not be saved, it is tried again: %s", error.message)
 
-    async def _put(self, packed: bytes) -> None:
+    async def _send_configmap(self, packed: bytes) -> None:
         metadata: dict[str, Any] = {**self._metadata, "name": self._name, "namespace": self._namespace}
         if self._version:
             metadata["resourceVersion"] = self._version
@@ -171,14 +169,14 @@ class UsageStore(NoBackground):
         answer = json.loads(await self._api.request(method, path, json.dumps(body).encode()))
         self._version = answer["metadata"]["resourceVersion"]
 
-    def _decoded(self, packed: bytes) -> list[UsageRow]:
+    def _decode_rows(self, packed: bytes) -> list[UsageRow]:
         if not packed:
             return []
         try:
-            return [row for row in _unpacked(packed) if row.amount]
+            return [row for row in _unpack(packed) if row.amount]
         except (ValueError, TypeError, KeyError, EOFError, OSError, zlib.error) as error:
             _log.error(
-                "ConfigMap %s/%s does not hold what was kept there (%s); fair share begins anew",
+                "the usage in ConfigMap %s/%s cannot be read (%s); fair share starts from zero",
                 self._namespace, self._name, error,
             )  # fmt: skip
             return []
@@ -188,43 +186,42 @@ def _key(row: UsageRow) -> _Key:
     return row.path, row.resource, row.start_ms
 
 
-def _bounded(rows: list[UsageRow], most_bytes: int) -> tuple[bytes, int]:
-    """As much of the newest as fits, and since when that is (0: all of it). Buckets of time go for all accounts at once,
-    so that none is favoured."""
-    packed, oldest_ms = _packed(rows), 0
-    while len(packed) > most_bytes:
+def _pack_newest(rows: list[UsageRow], max_bytes: int) -> tuple[bytes, int]:
+    """The newest rows that fit, and their earliest start (0: all fit). Old hours are dropped for all accounts alike."""
+    packed, oldest_ms = _pack(rows), 0
+    while len(packed) > max_bytes:
         starts = sorted(row.start_ms for row in rows)
-        wanted = starts[len(starts) - len(starts) * most_bytes // len(packed) * 9 // 10 - 1]
-        oldest_ms = min((start for start in starts if start > wanted), default=starts[-1] + 1)
+        cutoff_ms = starts[len(starts) - len(starts) * max_bytes // len(packed) * 9 // 10 - 1]
+        oldest_ms = min((start for start in starts if start > cutoff_ms), default=starts[-1] + 1)
         rows = [row for row in rows if row.start_ms >= oldest_ms]
-        packed = _packed(rows)
+        packed = _pack(rows)
     return packed, oldest_ms
 
 
-def _packed(rows: list[UsageRow]) -> bytes:
-    """By account and resource, so that names are there once."""
+def _pack(rows: list[UsageRow]) -> bytes:
+    """Grouped by account and resource, so that names appear once."""
     accounts: dict[tuple[tuple[str, ...], str], list[tuple[int, int, int]]] = {}
     for row in sorted(rows, key=_key):
         accounts.setdefault((row.path, row.resource), []).append((row.start_ms, row.width_ms, row.amount))
-    found = {"form": _FORM, "accounts": [[list(path), name, used] for (path, name), used in accounts.items()]}
-    # The same rows are the same bytes: no time of writing in it.
+    found = {"form": _FORMAT, "accounts": [[list(path), name, used] for (path, name), used in accounts.items()]}
+    # Without a timestamp, equal rows are equal bytes.
     return gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 6, mtime=0)
 
 
-def _unpacked(packed: bytes) -> Iterator[UsageRow]:
+def _unpack(packed: bytes) -> Iterator[UsageRow]:
     text = zlib.decompressobj(wbits=31)
-    found = json.loads(text.decompress(packed, _MOST_UNPACKED))
-    if found["form"] != _FORM:
-        raise ValueError(f"it is of the form {found['form']!r}")
+    found = json.loads(text.decompress(packed, _MAX_UNPACKED))
+    if found["form"] != _FORMAT:
+        raise ValueError(f"its format is {found['form']!r}")
     for path, resource, used in found["accounts"]:
         for start_ms, width_ms, amount in used:
             yield UsageRow(tuple(map(str, path)), str(resource), int(start_ms), int(width_ms), int(amount))
 
 
 _SUCCEEDED = {"fieldSelector": "status.phase=Succeeded"}
-_PATIENCE_S = 20.0
-# Of what is there at the beginning so many of the newest tell enough.
-_HISTORY = 10_000
+_START_TIMEOUT_S = 20.0
+# Enough of the newest pods that exist at the start.
+_MAX_HISTORY = 10_000
 
 
 class _Terminated(Slim, frozen=True):
@@ -252,7 +249,7 @@ class FinishedPod(Slim, frozen=True):
 
     @property
     def ended_ms(self) -> int:
-        """When its last container ended; 0 if that is not told."""
+        """When its last container ended; 0 if unknown."""
         ends = [one.state.terminated.finished_at for one in self.status.container_statuses if one.state.terminated]
         return max((at_ms(stamp) for stamp in ends), default=0)
 
@@ -266,65 +263,63 @@ class FinishedPod(Slim, frozen=True):
         return Pod(self.metadata, self.spec, PodStatus(self.status.phase, start_time=self.status.start_time))
 
 
-# What a pod was, how long it took, and when it was over.
-Learn = Callable[[JobSpec, int, int], None]
+# Called with the job, its run time and its end.
+OnFinished = Callable[[JobSpec, int, int], None]
 
 
-class Finished(NoBackground):
-    """`learn` is told of each pod of ours once, those of the past in the order in which they ended."""
+class FinishedPodInformer(BackgroundTask):
+    """Calls `on_finished` once for each pod of ours that succeeded, in order of their ends for those that exist at the start."""
 
-    def __init__(self, api: Api, scheduler: str, reader: Reader, learn: Learn) -> None:
-        self._scheduler, self._reader, self._learn = scheduler, reader, learn
-        self._known: set[str] = set()
+    def __init__(self, api: Api, scheduler: str, reader: Reader, on_finished: OnFinished) -> None:
+        self._scheduler, self._reader, self._on_finished = scheduler, reader, on_finished
+        self._seen: set[str] = set()
         self._reflector = Reflector(api, Resource("/api/v1/pods", FinishedPod), self, selector=_SUCCEEDED)
-        self._informers: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self.refusals = Refusals()
 
-    async def begin(self) -> None:
-        """The past first, if it comes soon: a start is not held up by it."""
-        self._informers = asyncio.create_task(self._reflector.run())
+    async def start(self) -> None:
+        """Reads the history first, but does not delay the start if it takes long."""
+        self._watch = asyncio.create_task(self._reflector.run())
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._reflector.synced.wait()
         except TimeoutError:
             _log.warning(
-                "pods that succeeded before cannot be read yet: %s", self._reflector.problem or "it takes long"
+                "pods that succeeded before cannot be read yet: %s", self._reflector.problem or "the list takes long"
             )
 
     async def run(self) -> None:
-        if self._informers is None or self._informers.done():
-            self._informers = asyncio.create_task(self._reflector.run())
-        await self._informers
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._reflector.run())
+        await self._watch
 
-    async def end(self) -> None:
-        if self._informers is not None:
-            self._informers.cancel()
-
-    # ------------------------------------------------------------------------------------- the reflector's sink
+    async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
 
     def listed(self, objects: Iterable[FinishedPod], /) -> None:
         found = sorted(objects, key=lambda pod: (pod.ended_ms, pod.metadata.uid))
-        for pod in found[-_HISTORY:]:
-            self._take(pod)
-        self._known &= {pod.metadata.uid for pod in found}
+        for pod in found[-_MAX_HISTORY:]:
+            self._record(pod)
+        self._seen &= {pod.metadata.uid for pod in found}
 
     def changed(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], pod: FinishedPod, /) -> None:
         if kind == "DELETED":
-            self._known.discard(pod.metadata.uid)
+            self._seen.discard(pod.metadata.uid)
         else:
-            self._take(pod)
+            self._record(pod)
 
-    def _take(self, pod: FinishedPod) -> None:
+    def _record(self, pod: FinishedPod) -> None:
         uid = pod.metadata.uid
-        if uid in self._known or pod.spec.scheduler_name != self._scheduler or not pod.ran_ms:
+        if uid in self._seen or pod.spec.scheduler_name != self._scheduler or not pod.ran_ms:
             return
-        self._known.add(uid)
+        self._seen.add(uid)
         try:
-            self._learn(self._reader.pod(pod.pod, ours=True).job, pod.ran_ms, pod.ended_ms)
+            self._on_finished(self._reader.pod(pod.pod, ours=True).job, pod.ran_ms, pod.ended_ms)
         except Exception as error:
-            self.refusals.put(PODS_PATH, pod.metadata, f"nothing is learnt from it: {said(error)}")
+            self.refusals.put(PODS_PATH, pod.metadata, f"no run time is learned from it: {describe_error(error)}")
 
 
-def as_ran(spec: JobSpec, ran_ms: int) -> RuntimeSample:
-    said_ms = spec.estimate_ms or spec.timeout_ms
-    return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), ran_ms, said_ms)
+def runtime_sample(spec: JobSpec, ran_ms: int) -> RuntimeSample:
+    declared_ms = spec.estimate_ms or spec.timeout_ms
+    return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), ran_ms, declared_ms)

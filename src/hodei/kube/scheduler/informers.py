@@ -1,4 +1,4 @@
-"""What is watched of a cluster, and where each kind of object goes."""
+"""The watches of the pod scheduler, and where each kind of object goes."""
 
 from __future__ import annotations
 
@@ -10,38 +10,23 @@ from typing import Any
 
 from msgspec import Struct
 
+from hodei.kube.api import objects as k8s
 from hodei.kube.api.client import Api, served_path
-from hodei.kube.api.objects import (
-    Claim,
-    CsiDriver,
-    CsiNode,
-    GroupedWorkload,
-    MemberGroup,
-    Namespace,
-    Node,
-    Pod,
-    PodDisruptionBudget,
-    PodGroup,
-    Service,
-    StorageCapacity,
-    StorageClass,
-    Volume,
-    Workload,
-)
 from hodei.kube.api.reflector import Reflector, Resource
-from hodei.kube.scheduler.background import NoBackground, Supervisor
+from hodei.kube.scheduler.background import BackgroundTask, Supervisor
 from hodei.kube.scheduler.cache import ClusterCache, Indexer, Refusals, by_name, by_uid
+from hodei.kube.scheduler.groups import EndedMembers
 from hodei.kube.scheduler.pods import Pods
 
-_UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-# A watch that has neither heard nor tried anything for so long hangs: the longest patience with a list is shorter.
+_ACTIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+# A watch without any activity for this long hangs: the timeout of a list is shorter.
 STUCK_S = 900.0
-JOBS_PATH = "/apis/batch/v1/jobs"
-_OF_NO_NAMESPACE = ("namespaces", "nodes", "persistentvolumes", "storageclasses", "csinodes", "csidrivers")
+PODS_PATH, JOBS_PATH = "/api/v1/pods", "/apis/batch/v1/jobs"
+_CLUSTER_SCOPED = ("namespaces", "nodes", "persistentvolumes", "storageclasses", "csinodes", "csidrivers")
 
 
-class _Watched(Struct):
-    """`optional`: other projects' types, and ones that come and go with the version of Kubernetes: nobody waits for them."""
+class _Watch(Struct):
+    """`optional`: a type that not every cluster serves; the start does not wait for it."""
 
     path: str
     kind: type[Any]
@@ -51,106 +36,93 @@ class _Watched(Struct):
     locate: Callable[[], Awaitable[str]] | None = None
 
 
-class WatchingJobs(NoBackground):
-    """Keeps Jobs, once a group is there whose size only a Job tells: most clusters have none, and Jobs may be many."""
+class LazyInformer(BackgroundTask):
+    """A watch that starts only when `wanted` is set, because most clusters never need it."""
 
-    def __init__(self, api: Api, cache: ClusterCache, refusals: Refusals, wanted: asyncio.Event) -> None:
-        self._wanted = wanted
-        self._reflector = Reflector(api, Resource(JOBS_PATH, Workload), cache.jobs, optional=True)
-        cache.jobs.resource, cache.jobs.refusals = JOBS_PATH, refusals
+    def __init__(self, reflector: Reflector[Any], wanted: asyncio.Event) -> None:
+        self._reflector, self._wanted = reflector, wanted
+
+    @property
+    def name(self) -> str:
+        return f"the watch of {self._reflector.path}"
 
     async def run(self) -> None:
         await self._wanted.wait()
         await self._reflector.run()
 
 
-class Informers:
-    def __init__(self, reflectors: list[Reflector[Any]]) -> None:
-        self.reflectors = reflectors
-        self.tasks: list[asyncio.Task[None]] = []
-        self._began = time.monotonic()
+def job_informer(api: Api, cache: ClusterCache, refusals: Refusals, wanted: asyncio.Event) -> LazyInformer:
+    """Jobs, for groups whose size only a Job defines."""
+    cache.jobs.resource, cache.jobs.refusals = JOBS_PATH, refusals
+    return LazyInformer(Reflector(api, Resource(JOBS_PATH, k8s.Workload), cache.jobs, optional=True), wanted)
 
-    @classmethod
-    def of(
-        cls,
+
+def ended_members_informer(
+    api: Api, scheduler: str, members: EndedMembers, wanted: asyncio.Event, wake: Callable[[], None]
+) -> LazyInformer:
+    """Ended pods of ours, for groups that count them."""
+    phases = ",".join(f"status.phase!={phase}" for phase in ("Pending", "Running", "Unknown"))
+    selector = {"fieldSelector": f"spec.schedulerName={scheduler},{phases}"}
+    members.flushed = wake
+    return LazyInformer(Reflector(api, Resource(PODS_PATH, k8s.Pod), members, selector=selector), wanted)
+
+
+class Informers:
+    def __init__(
+        self,
         api: Api,
         pods: Pods,
         cache: ClusterCache,
-        stir: Any,
+        wake: Callable[[], None],
         refusals: Refusals | None = None,
         *,
-        lenient: bool = False,
-        within: str = "",
-    ) -> Informers:
-        """All that scheduling reads. `lenient`: whatever may not be read is done without, and what may be read `within` one
-        namespace alone is read there."""
-        pod_indexer = Indexer[Pod](by_uid, pods.moved, stir)
-        node_indexer = Indexer[Node](by_name, pods.node_moved, stir)
-        kept = [
-            _Watched("/api/v1/namespaces", Namespace, cache.namespaces),
-            _Watched("/api/v1/nodes", Node, node_indexer),
-            _Watched("/api/v1/persistentvolumeclaims", Claim, cache.claims),
-            _Watched("/api/v1/persistentvolumes", Volume, cache.volumes),
-            _Watched("/apis/storage.k8s.io/v1/storageclasses", StorageClass, cache.classes),
-            _Watched("/apis/storage.k8s.io/v1/csinodes", CsiNode, cache.drivers),
-            _Watched("/apis/storage.k8s.io/v1/csidrivers", CsiDriver, cache.csi_drivers),
-            _Watched("/apis/storage.k8s.io/v1/csistoragecapacities", StorageCapacity, cache.capacities),
-            _Watched("/apis/policy/v1/poddisruptionbudgets", PodDisruptionBudget, cache.disruption_budgets),
-            _Watched("/api/v1/services", Service, cache.services),
-            _Watched("/api/v1/replicationcontrollers", Service, cache.controllers),
-            _Watched("/apis/apps/v1/replicasets", Workload, cache.workloads["ReplicaSet"]),
-            _Watched("/apis/apps/v1/statefulsets", Workload, cache.workloads["StatefulSet"]),
-            _Watched("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", MemberGroup, cache.plugin_groups, True),
-            _Watched("/apis/scheduling.volcano.sh/v1beta1/podgroups", MemberGroup, cache.volcano_groups, True),
-        ]
-        if (
-            lenient
-        ):  # whoever looks once reads them all; a scheduler watches them when a group needs it (`WatchingJobs`)
-            kept.append(_Watched(JOBS_PATH, Workload, cache.jobs))
-        cache.stir = stir
-        # Kubernetes' own groups change their version with every release.
-        for name, kind, indexer in (
-            ("podgroups", PodGroup, cache.pod_groups),
-            ("workloads", GroupedWorkload, cache.grouped),
-        ):
-            locate = partial(served_path, api, "scheduling.k8s.io", name)
-            kept.append(_Watched(f"/apis/scheduling.k8s.io/{name}", kind, indexer, True, locate=locate))
-        # Pods may wait for what is in these; owners and services only tell how pods that come are to be read.
-        for waited_for in (
+        tolerate_forbidden: bool = False,
+        namespace: str = "",
+    ) -> None:
+        """Everything that scheduling reads. `tolerate_forbidden`: work without what may not be read, or with the part of it
+        in `namespace`."""
+        self.tasks: list[asyncio.Task[None]] = []
+        self._started_at = time.monotonic()
+        cache.wake = wake
+        watches = _watches(api, cache)
+        if tolerate_forbidden:  # a one-time reading includes Jobs; a scheduler watches them on demand (`job_informer`)
+            watches.append(_Watch(JOBS_PATH, k8s.Workload, cache.jobs))
+        # Pending pods may depend on these; services and owners only affect how new pods are translated.
+        for indexer in (
             cache.claims, cache.volumes, cache.classes, cache.csi_drivers, cache.capacities, cache.drivers, cache.disruption_budgets, cache.namespaces,
             cache.pod_groups, cache.grouped, cache.plugin_groups, cache.volcano_groups,
         ):  # fmt: skip
-            waited_for.flushed = stir
-        kept.append(_Watched("/api/v1/pods", Pod, pod_indexer, selector=_UNFINISHED))
-        reflectors = []
-        for one in kept:
+            indexer.flushed = wake
+        watches.append(_Watch("/api/v1/nodes", k8s.Node, Indexer[k8s.Node](by_name, pods.node_changed, wake)))
+        pod_indexer = Indexer[k8s.Pod](by_uid, pods.pod_changed, wake)
+        watches.append(_Watch(PODS_PATH, k8s.Pod, pod_indexer, selector=_ACTIVE_PODS))
+        self.reflectors: list[Reflector[Any]] = []
+        for one in watches:
             one.indexer.resource = one.path
             if refusals is not None:
                 one.indexer.refusals = refusals
-            instead = _within(one.path, within) if lenient and within else ""
-            reflectors.append(
+            self.reflectors.append(
                 Reflector(
                     api,
                     Resource(one.path, one.kind),
                     one.indexer,
                     selector=one.selector,
-                    optional=one.optional or lenient,
+                    optional=one.optional or tolerate_forbidden,
                     locate=one.locate,
-                    instead=instead,
+                    fallback=_namespaced_path(one.path, namespace) if tolerate_forbidden and namespace else "",
                 )
             )
-        return cls(reflectors)
 
     async def start(self, supervisor: Supervisor | None = None) -> None:
-        """Returns when there is a first picture of everything; pods come last, so that what they refer to is there."""
+        """Return when everything was listed once. Pods come last, because they refer to the others."""
         *others, pods = self.reflectors
         for one in others:
-            self._begin(one, supervisor)
+            self._run(one, supervisor)
         await asyncio.gather(*(one.synced.wait() for one in others))
-        self._begin(pods, supervisor)
+        self._run(pods, supervisor)
         await pods.synced.wait()
 
-    def _begin(self, one: Reflector[Any], supervisor: Supervisor | None) -> None:
+    def _run(self, one: Reflector[Any], supervisor: Supervisor | None) -> None:
         task = asyncio.create_task(one.run())
         self.tasks.append(task)
         if supervisor is not None:
@@ -164,22 +136,26 @@ class Informers:
     def denied(self) -> list[str]:
         """The collections that may not be read, or in one namespace only."""
         return [
-            one.wanted if one.denied else f"{one.wanted} of other namespaces"
+            one.requested_path if one.denied else f"{one.requested_path} of other namespaces"
             for one in self.reflectors
-            if one.denied or one.narrowed
+            if one.denied or one.namespace_only
         ]
 
     def ages(self) -> dict[str, float]:
-        """For each collection how many seconds ago the API was last heard about it. None for those that it does not have."""
+        """Seconds since the last contact about each collection, without those that the API does not serve."""
         now = time.monotonic()
-        return {one.path: now - (one.heard_at or self._began) for one in self.reflectors if one.heard_at or one.problem}
+        return {
+            one.path: now - (one.last_contact or self._started_at)
+            for one in self.reflectors
+            if one.last_contact or one.problem
+        }
 
     def stuck(self) -> list[str]:
-        """What is wrong with watches that do nothing at all any more."""
+        """Problems of watches that hang."""
         now, out = time.monotonic(), []
         for one in self.reflectors:
-            idle_s = now - one.active_at
-            if one.active_at and idle_s > STUCK_S:
+            idle_s = now - one.last_activity
+            if one.last_activity and idle_s > STUCK_S:
                 out.append(f"the watch of {one.path} has done nothing for {idle_s:.0f} s")
         return out
 
@@ -189,7 +165,36 @@ class Informers:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-def _within(path: str, namespace: str) -> str:
-    """The part of a collection that is in a namespace; "" for what is in none."""
-    where, _, what = path.rpartition("/")
-    return "" if what in _OF_NO_NAMESPACE else f"{where}/namespaces/{namespace}/{what}"
+def _watches(api: Api, cache: ClusterCache) -> list[_Watch]:
+    """Everything but nodes and pods."""
+    watches = [
+        _Watch("/api/v1/namespaces", k8s.Namespace, cache.namespaces),
+        _Watch("/api/v1/persistentvolumeclaims", k8s.Claim, cache.claims),
+        _Watch("/api/v1/persistentvolumes", k8s.Volume, cache.volumes),
+        _Watch("/apis/storage.k8s.io/v1/storageclasses", k8s.StorageClass, cache.classes),
+        _Watch("/apis/storage.k8s.io/v1/csinodes", k8s.CsiNode, cache.drivers),
+        _Watch("/apis/storage.k8s.io/v1/csidrivers", k8s.CsiDriver, cache.csi_drivers),
+        _Watch("/apis/storage.k8s.io/v1/csistoragecapacities", k8s.StorageCapacity, cache.capacities),
+        _Watch("/apis/policy/v1/poddisruptionbudgets", k8s.PodDisruptionBudget, cache.disruption_budgets),
+        _Watch("/api/v1/services", k8s.Service, cache.services),
+        _Watch("/api/v1/replicationcontrollers", k8s.Service, cache.controllers),
+        _Watch("/apis/apps/v1/replicasets", k8s.Workload, cache.workloads["ReplicaSet"]),
+        _Watch("/apis/apps/v1/statefulsets", k8s.Workload, cache.workloads["StatefulSet"]),
+        _Watch("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", k8s.MemberGroup, cache.plugin_groups, True),
+        _Watch("/apis/scheduling.volcano.sh/v1beta1/podgroups", k8s.MemberGroup, cache.volcano_groups, True),
+    ]
+    # The version of Kubernetes' own groups changes with every release.
+    own: tuple[tuple[str, type[Any], Indexer[Any]], ...] = (
+        ("podgroups", k8s.PodGroup, cache.pod_groups),
+        ("workloads", k8s.GroupedWorkload, cache.grouped),
+    )
+    for name, kind, indexer in own:
+        locate = partial(served_path, api, "scheduling.k8s.io", name)
+        watches.append(_Watch(f"/apis/scheduling.k8s.io/{name}", kind, indexer, True, locate=locate))
+    return watches
+
+
+def _namespaced_path(path: str, namespace: str) -> str:
+    """The part of a collection in a namespace; "" for cluster-scoped ones."""
+    parent, _, resource = path.rpartition("/")
+    return "" if resource in _CLUSTER_SCOPED else f"{parent}/namespaces/{namespace}/{resource}"

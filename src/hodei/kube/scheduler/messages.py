@@ -1,13 +1,13 @@
-"""What the engine found, in upstream's words: people, autoscalers and dashboards read them.
+"""The engine's refusals as kube-scheduler's messages, which people, autoscalers and dashboards parse.
 
-Upstream asks its filters in an order of its own, stops for each node at the first that refuses, and counts nodes by reason;
-of most filters it tells the first objection only, of room it tells all. Reasons are sorted as strings, numbers and all.
+kube-scheduler runs its filters in a fixed order, stops at the first that refuses a node, and counts nodes by reason. Most
+filters report their first reason only, the resource filter reports all. Reasons are sorted as strings, with their numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from msgspec import Struct, structs
@@ -31,8 +31,8 @@ WAITS_FOR_VICTIMS = "not eligible due to a terminating pod on the nominated node
 WAITS_FOR_GANG = "waiting for minCount pods from a gang to appear in scheduling queue"
 NOTE_LIMIT = 1024
 
-_UNSEEN = "node(s) didn't satisfy plugin(s) [NodeAffinity]"
-_CLAIMS = "no new claims to deallocate, "
+_EXCLUDED = "node(s) didn't satisfy plugin(s) [NodeAffinity]"
+_CLAIMS_PREFIX = "no new claims to deallocate, "
 _NO_CLAIMS = "not found"
 _SPREAD = "node(s) didn't match pod topology spread constraints"
 _TEXTS = {
@@ -54,7 +54,7 @@ _TEXTS = {
     "JOB_ANTI_AFFINITY": "node(s) didn't match pod anti-affinity rules",
     "EXISTING_ANTI_AFFINITY": "node(s) didn't satisfy existing pods anti-affinity rules",
 }
-# Upstream's filters in the order in which it asks them, by the codes of our reasons; room (fit) has its place after ports.
+# kube-scheduler's filters in its order, by our reason codes; resources (fit) come after ports.
 _ORDER = (
     ("NODE_CORDONED", "NODE_NOT_READY"),
     ("UNTOLERATED_TAINT",),
@@ -70,24 +70,25 @@ _ORDER = (
 )
 _STAGE = {code: stage for stage, codes in enumerate(_ORDER) for code in codes}
 _PLACE = {code: place for codes in _ORDER for place, code in enumerate(codes)}
-_ROOM = _STAGE["INSUFFICIENT"]
-# Where upstream lists every objection and not the first alone: room, and where volumes could be bound.
-_ALL_TOLD = (_ROOM, _STAGE["VOLUME_NOT_HERE"])
+_CAPACITY = _STAGE["INSUFFICIENT"]
+# The filters that report all reasons, not only the first: resources, and volume binding.
+_REPORTS_ALL = (_CAPACITY, _STAGE["VOLUME_NOT_HERE"])
 _INSUFFICIENT = "INSUFFICIENT_"
 
 Pairs = Iterable[tuple[Mask, Reason]]
 
 
 class Messages(Struct, frozen=True):
-    """Which release's words. `names_taints`: `node(s) had untolerated taint {key: value}`, as in older ones.
-    `tells_of_claims`: `no new claims to deallocate` before what preemption has to say, as in some with device claims; and
-    in those nothing but `not found` where the pod was refused before any node was looked at."""
+    """Message variants by Kubernetes release. `names_taints`: older ones print `node(s) had untolerated taint {key: value}`.
+    `reports_claims`: some with device claims print `no new claims to deallocate` before the preemption result, and only
+    `not found` if the pod was refused before any node was tried.
+    """
 
     names_taints: bool = False
-    tells_of_claims: bool = False
+    reports_claims: bool = False
 
     def text(self, reason: Reason) -> str:
-        """What upstream says for one of our reasons; our own words for what it does not know."""
+        """kube-scheduler's text for a reason; our own for reasons that it does not have."""
         if reason.code == "SPREAD":
             return _SPREAD if reason.evictable else f"{_SPREAD} (missing required label)"
         if reason.code == f"{_INSUFFICIENT}{PODS.upper()}":
@@ -102,18 +103,18 @@ class Messages(Struct, frozen=True):
 LATEST = Messages()
 
 
-def of_release(minor: int) -> Messages:
-    """The words of Kubernetes 1.`minor`; 0 for one that nobody knows."""
+def messages_for(minor: int) -> Messages:
+    """The messages of Kubernetes 1.`minor`; 0 if the release is unknown."""
     if not minor:
         return LATEST
-    return Messages(names_taints=minor < 34, tells_of_claims=34 <= minor <= 36)
+    return Messages(names_taints=minor < 34, reports_claims=34 <= minor <= 36)
 
 
 class NodeReasons(Struct):
-    """Per reason which nodes gave it, in upstream's way, and the nodes that could be won by stopping others."""
+    """The nodes that each reason refuses, as kube-scheduler counts them, and the nodes that preemption could free."""
 
     reasons: dict[str, Mask]
-    curable: Mask
+    preemptable: Mask
 
     def counts(self) -> dict[str, int]:
         return {text: int(np.count_nonzero(mask)) for text, mask in self.reasons.items()}
@@ -122,14 +123,16 @@ class NodeReasons(Struct):
         return [text for text, mask in self.reasons.items() if mask[row]]
 
 
-def objections(profile: Profile, runner: Runner, member: Member, table: Table, view: View) -> list[tuple[Mask, Reason]]:
-    """What every filter says of every node, each in its own order."""
+def filter_reasons(
+    profile: Profile, runner: Runner, member: Member, table: Table, view: View
+) -> list[tuple[Mask, Reason]]:
+    """The reasons of every filter for every node."""
     nodes = table.view()
     return [pair for plugin in profile.filters for pair in runner.refusals(plugin, member, nodes, view)]
 
 
-def outside(member: Member, table: Table) -> Mask | None:
-    """The nodes that upstream does not even look at, if every term of the affinity names nodes (as daemon sets do)."""
+def unnamed_nodes(member: Member, table: Table) -> Mask | None:
+    """The nodes that kube-scheduler skips because every affinity term names other nodes (as for daemon sets); None for none."""
     named: set[str] = set()
     for term in member.task.affinity.required:
         sets = [set(one.values) for one in term.fields if one.operator == "In"]
@@ -138,76 +141,70 @@ def outside(member: Member, table: Table) -> Mask | None:
         named |= set.intersection(*sets)
     if not member.task.affinity.required:
         return None
-    left_out = np.ones(len(table.names), dtype=np.bool_)
-    left_out[[table.row[name] for name in named if name in table.row]] = False
-    return left_out
+    excluded_mask = np.ones(len(table.names), dtype=np.bool_)
+    excluded_mask[[table.row[name] for name in named if name in table.row]] = False
+    return excluded_mask
 
 
 def node_reasons(
-    pairs: Pairs, member: Member, table: Table, wording: Messages = LATEST, *, unseen: Mask | None = None
+    pairs: Pairs, member: Member, table: Table, messages: Messages = LATEST, *, excluded: Mask | None = None
 ) -> NodeReasons:
-    """The objections as upstream would have come to them; `pairs` in the order in which each plugin gave its own.
-    `unseen`: the nodes that it does not look at (`outside`)."""
+    """The reasons that kube-scheduler would report. `pairs` are in the order of each plugin. `excluded`: skipped nodes."""
     stages: dict[int, list[tuple[Mask, Reason]]] = {}
     for mask, reason in pairs:
         stages.setdefault(_stage_of(reason), []).append((mask, reason))
     size = len(table.names)
-    open_, curable = np.ones(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
+    undecided, preemptable = np.ones(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
     found: dict[str, Mask] = {}
-    if unseen is not None and unseen.any():
-        found[_UNSEEN] = unseen
-        open_ &= ~unseen
+    if excluded is not None and excluded.any():
+        found[_EXCLUDED] = excluded
+        undecided &= ~excluded
     for stage in sorted(stages):
-        told = stages[stage]
+        pairs_here = stages[stage]
         if stage != _STAGE["SPREAD"]:
-            told = sorted(told, key=lambda pair: _PLACE.get(pair[1].code, 0))
-        refused, hopeless = np.zeros((2, size), dtype=np.bool_)
-        for mask, reason in told:
-            here = mask & open_ if stage in _ALL_TOLD else mask & open_ & ~refused
-            if here.any():
-                text = wording.text(reason)
-                found[text] = found[text] | here if text in found else here
-                refused |= here
-                hopeless |= here & _hopeless(reason, member, table)
-        curable |= refused & ~hopeless
-        open_ &= ~refused
-    return NodeReasons(found, curable)
+            pairs_here = sorted(pairs_here, key=lambda pair: _PLACE.get(pair[1].code, 0))
+        refused, permanent = np.zeros((2, size), dtype=np.bool_)
+        for mask, reason in pairs_here:
+            refusing = mask & undecided if stage in _REPORTS_ALL else mask & undecided & ~refused
+            if refusing.any():
+                text = messages.text(reason)
+                found[text] = found[text] | refusing if text in found else refusing
+                refused |= refusing
+                permanent |= refusing & _is_permanent(reason, member, table)
+        preemptable |= refused & ~permanent
+        undecided &= ~refused
+    return NodeReasons(found, preemptable)
 
 
 def unschedulable(nodes: int, counts: Mapping[str, int], *, before: str = "", after: str = "") -> str:
-    """The message of a pod that has no node: `before` for a refusal before any node was looked at, `after` what
-    preemption had to say."""
+    """The message of a pod without a node. `before`: a refusal before any node was tried. `after`: the preemption result."""
     if not nodes:
         return NO_NODES
     message = f"0/{nodes} nodes are available:"
     if before:
         message += f" {before}."
     else:
-        told = sorted(f"{count} {text}" for text, count in counts.items() if count)
-        message += f" {', '.join(told)}." if told else ""
+        pairs_here = sorted(f"{count} {text}" for text, count in counts.items() if count)
+        message += f" {', '.join(pairs_here)}." if pairs_here else ""
     return f"{message} {after}" if after else message
 
 
-def preemption(nodes: int, found: NodeReasons, wording: Messages = LATEST) -> str:
-    """What is said after a try to make room that found nobody to send away."""
-    curable = int(np.count_nonzero(found.curable))
-    return not_eligible(unschedulable(nodes, {NO_VICTIMS: curable, NOT_HELPFUL: nodes - curable}), wording)
+def preemption(nodes: int, found: NodeReasons, messages: Messages = LATEST) -> str:
+    """After a preemption attempt without victims."""
+    preemptable = int(np.count_nonzero(found.preemptable))
+    return not_eligible(unschedulable(nodes, {NO_VICTIMS: preemptable, NOT_HELPFUL: nodes - preemptable}), messages)
 
 
-def not_eligible(why: str, wording: Messages = LATEST) -> str:
-    """What is said where no try was made: NEVER_PREEMPTS or WAITS_FOR_VICTIMS."""
-    return f"{_CLAIMS if wording.tells_of_claims else ''}preemption: {why}"
+def not_eligible(why: str, messages: Messages = LATEST) -> str:
+    """Without a preemption attempt: NEVER_PREEMPTS or WAITS_FOR_VICTIMS."""
+    return f"{_CLAIMS_PREFIX if messages.reports_claims else ''}preemption: {why}"
 
 
-def not_helpful(nodes: int, wording: Messages = LATEST) -> str:
-    """What is said of preemption where the pod was refused before any node was looked at."""
-    if wording.tells_of_claims:
+def not_helpful(nodes: int, messages: Messages = LATEST) -> str:
+    """For a pod that was refused before any node was tried."""
+    if messages.reports_claims:
         return _NO_CLAIMS
-    return not_eligible(unschedulable(nodes, {NOT_HELPFUL: nodes}), wording)
-
-
-def gated(gates: Sequence[str]) -> str:
-    return f"waiting for scheduling gates: [{' '.join(gates)}]"
+    return not_eligible(unschedulable(nodes, {NOT_HELPFUL: nodes}), messages)
 
 
 def assigned(namespace: str, name: str, node: str) -> str:
@@ -218,23 +215,23 @@ def preempted(by_uid: str, node: str) -> str:
     return f"Preempted by pod {by_uid} on node {node}"
 
 
-def making_room(scheduler: str) -> str:
+def preempting(scheduler: str) -> str:
     return f"{scheduler}: preempting to accommodate a higher priority pod"
 
 
 def note(message: str) -> str:
-    """A message cut to what an Event may hold."""
+    """A message cut to the limit of an Event."""
     return message if len(message) <= NOTE_LIMIT else message[: NOTE_LIMIT - len(" ...")] + " ..."
 
 
 def _stage_of(reason: Reason) -> int:
     if reason.code.startswith(_INSUFFICIENT):
-        return _ROOM
+        return _CAPACITY
     return _STAGE.get(reason.code, len(_ORDER))
 
 
-def _hopeless(reason: Reason, member: Member, table: Table) -> Mask | bool:
-    """Where stopping others could not help: for room, on nodes that are too small even when empty."""
+def _is_permanent(reason: Reason, member: Member, table: Table) -> Mask | bool:
+    """Where preemption cannot help; for resources, nodes that are too small even when empty."""
     if not reason.evictable:
         return True
     resource = _resource_of(reason)
@@ -252,8 +249,8 @@ UNSCHEDULABLE, WAITS_FOR_GROUP, WAITS_FOR_TURN = "Unschedulable", "WaitingForPod
 WAITS_FOR_QUOTA, SCHEDULER_ERROR = "WaitingForQuota", "SchedulerError"
 INVALID_POD, INVALID_GROUP, UNSUPPORTED = "InvalidPod", "InvalidPodGroup", "UnsupportedFeature"
 _JOB = re.compile(r"\bjob (\d+)")
-# The condition's reason for what keeps a pod from being tried at all; all else is storage.
-_ASIDE = {
+# Condition reasons of pods that are not queued; everything else is storage.
+_CONDITION_REASONS = {
     "GANG_INCOMPLETE": WAITS_FOR_GROUP,
     "POD_GROUP_MISSING": WAITS_FOR_GROUP,
     "POD_GROUP_SIZE": WAITS_FOR_GROUP,
@@ -266,64 +263,67 @@ _ASIDE = {
 }
 
 
-class Told(Struct, frozen=True):
-    """What a pod is told: the reason of its condition, and the message. `plugin`: whose objection it was, for the metrics."""
+class PendingStatus(Struct, frozen=True):
+    """Why a pod is pending: the reason and the message of its PodScheduled condition."""
 
     reason: str
     message: str
-    plugins: tuple[str, ...] = ()
 
 
 class PodExplainer:
-    def __init__(self, controller: Controller, words: Messages = LATEST) -> None:
-        self._controller, self.words = controller, words
-        # The pods of a job, as people know them.
+    def __init__(self, controller: Controller, messages: Messages = LATEST) -> None:
+        self._controller, self.messages = controller, messages
+        # The pods of a job by name.
         self.name_of: Callable[[JobId], str] = lambda id: ""
 
-    def aside(self, reasons: tuple[Reason, ...]) -> Told:
-        """A pod that is not even tried."""
+    def not_tried(self, reasons: tuple[Reason, ...]) -> PendingStatus:
+        """A pod that is not queued."""
         nodes = len(self._controller.cluster.table.names)
-        plugins = tuple(sorted({reason.plugin for reason in reasons}))
         before = "; ".join(reason.text for reason in reasons)
-        kinds = [_ASIDE.get(reason.code, UNSCHEDULABLE) for reason in reasons]
+        kinds = [_CONDITION_REASONS.get(reason.code, UNSCHEDULABLE) for reason in reasons]
         kind = next((kind for kind in kinds if kind != UNSCHEDULABLE), UNSCHEDULABLE)
         if kind != UNSCHEDULABLE:
-            return Told(kind, before, plugins)
-        text = unschedulable(nodes, {}, before=before, after=not_helpful(nodes, self.words))
-        return Told(UNSCHEDULABLE, text, plugins)
+            return PendingStatus(kind, before)
+        text = unschedulable(nodes, {}, before=before, after=not_helpful(nodes, self.messages))
+        return PendingStatus(UNSCHEDULABLE, text)
 
-    def refused(self, gang: Gang, refusal: Refusal, now_ms: int, *, making_room: bool = False) -> Told:
-        """A pod or a gang that was tried. `making_room`: others are told to go for it."""
-        plugins = tuple(sorted({verdict.reason.plugin for verdict in refusal.verdicts}))
-        if making_room and gang.size > 1:
-            return Told(UNSCHEDULABLE, f"others are told to go, to make room for the {gang.size} pods of the group")
-        if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
-            return Told(SCHEDULER_ERROR, "; ".join(verdict.reason.text for verdict in refusal.verdicts), plugins)
-        whole = [verdict for verdict in refusal.verdicts if not verdict.count]
-        if whole and refusal.for_capacity and not any(verdict.reason.kind == "reservation" for verdict in whole):
-            # Such as a gang that wants one zone: there is room, but nowhere enough of it.
-            return Told(UNSCHEDULABLE, "; ".join(verdict.reason.text for verdict in whole), plugins)
-        if whole and all(verdict.reason.kind == "quota" for verdict in whole):
-            return Told(WAITS_FOR_QUOTA, "; ".join(verdict.reason.text for verdict in whole), plugins)
-        if whole:
-            kept = any(verdict.reason.kind == "reservation" for verdict in whole)
-            lacking = self._regardless_of_time(gang, now_ms) if kept else None
-            if lacking is not None:
-                return self.refused(gang, lacking, now_ms)
-            return Told(WAITS_FOR_TURN, "; ".join(self._named(verdict.reason) for verdict in whole), plugins)
+    def refused(self, gang: Gang, refusal: Refusal, now_ms: int, *, preempting: bool = False) -> PendingStatus:
+        """A pod or a gang that was tried. `preempting`: victims are being removed for it."""
+        if preempting and gang.size > 1:
+            text = f"other pods are preempted to make room for the {gang.size} pods of the group"
+            return PendingStatus(UNSCHEDULABLE, text)
+        verdicts = refusal.verdicts
+        if any(verdict.reason.code == PLUGIN_FAILED for verdict in verdicts):
+            return PendingStatus(SCHEDULER_ERROR, "; ".join(verdict.reason.text for verdict in verdicts))
+        gang_reasons = [verdict.reason for verdict in verdicts if not verdict.count]
+        if gang_reasons:
+            return self._refused_as_a_whole(gang, refusal, gang_reasons, now_ms)
         if gang.size > 1:
-            counts = {self.words.text(verdict.reason): verdict.count for verdict in refusal.verdicts}
-            text = unschedulable(refusal.nodes, counts)
-            text = f"{refusal.fitted} of {gang.size} pods of the group fit; for the next one {text}"
-            return Told(UNSCHEDULABLE, text, plugins)
-        return Told(UNSCHEDULABLE, self._of_one(gang, now_ms, making_room), plugins)
+            counts = {self.messages.text(verdict.reason): verdict.count for verdict in verdicts}
+            text = f"{refusal.fitted} of {gang.size} pods of the group fit; for the next one "
+            return PendingStatus(UNSCHEDULABLE, text + unschedulable(refusal.nodes, counts))
+        return PendingStatus(UNSCHEDULABLE, self._pod_message(gang, now_ms, preempting))
 
-    def not_its_turn(self) -> Told:
-        """A pod for which there is room, but others are before it."""
-        return Told(WAITS_FOR_TURN, "other pods are before it in the queue, and it may not pass them", ("queue",))
+    def _refused_as_a_whole(self, gang: Gang, refusal: Refusal, reasons: list[Reason], now_ms: int) -> PendingStatus:
+        """Refused for reasons that concern no single node."""
+        text, kinds = "; ".join(reason.text for reason in reasons), {reason.kind for reason in reasons}
+        reserved = "reservation" in kinds
+        if refusal.for_capacity and not reserved:
+            # Such as a gang that needs one zone: there is capacity, but not enough in any of them.
+            return PendingStatus(UNSCHEDULABLE, text)
+        if kinds == {"quota"}:
+            return PendingStatus(WAITS_FOR_QUOTA, text)
+        lacking = self._refusal_without_reservations(gang, now_ms) if reserved else None
+        if lacking is not None:
+            return self.refused(gang, lacking, now_ms)
+        return PendingStatus(WAITS_FOR_TURN, "; ".join(self._with_pod_names(reason) for reason in reasons))
 
-    def _regardless_of_time(self, gang: Gang, now_ms: int) -> Refusal | None:
-        """Why it could not start even if nobody had been promised anything; None if it could."""
+    def waits_for_turn(self) -> PendingStatus:
+        """There is capacity for the pod, but others are ahead of it."""
+        return PendingStatus(WAITS_FOR_TURN, "other pods are ahead of it in the queue, and it may not pass them")
+
+    def _refusal_without_reservations(self, gang: Gang, now_ms: int) -> Refusal | None:
+        """Why it could not start even without start reservations; None if it could."""
         engine, view = self._controller.engine, structs.replace(self._controller.view(now_ms), availability=None)
         engine.table.settle()
         with engine.table.trial():
@@ -333,24 +333,23 @@ class PodExplainer:
             engine.withdraw(gang, result)
         return None
 
-    def _named(self, reason: Reason) -> str:
-        """The reason with pods in the place of the numbers that they have in here."""
+    def _with_pod_names(self, reason: Reason) -> str:
+        """The text with pod names instead of job numbers."""
         if reason.code != "START_RESERVED":
             return reason.text
         return _JOB.sub(lambda found: self.name_of(int(found[1])) or found[0], reason.text)
 
-    def _of_one(self, gang: Gang, now_ms: int, making_room: bool) -> str:
+    def _pod_message(self, gang: Gang, now_ms: int, preempting: bool) -> str:
         controller, member = self._controller, gang.members[0]
         table, view = controller.cluster.table, controller.view(now_ms)
         profile = controller.engine.profile(gang)
-        pairs = objections(profile, controller.engine.runner, member, table, view)
-        unseen = outside(member, table)
-        found = node_reasons(pairs, member, table, self.words, unseen=unseen)
+        pairs = filter_reasons(profile, controller.engine.runner, member, table, view)
+        found = node_reasons(pairs, member, table, self.messages, excluded=unnamed_nodes(member, table))
         nodes = len(table.names)
-        if making_room:
+        if preempting:
             after = ""
         elif not gang.job.preempts:
-            after = not_eligible(NEVER_PREEMPTS, self.words)
+            after = not_eligible(NEVER_PREEMPTS, self.messages)
         else:
-            after = preemption(nodes, found, self.words)
+            after = preemption(nodes, found, self.messages)
         return unschedulable(nodes, found.counts(), after=after)

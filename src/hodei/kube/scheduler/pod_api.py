@@ -1,5 +1,6 @@
-"""What is done to the cluster: bindings, conditions, events, deletions. Each is one request that the API guards by the pod's
-uid, so that a pod which was deleted and made again under the same name is never meant by mistake."""
+"""The requests of the pod scheduler: bindings, conditions, Events, deletions. Each is guarded by the pod's uid, so it never
+applies to another pod that was created later under the same name.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +19,20 @@ import msgspec
 from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import BOUND_BY_US, SELECTED_NODE, Claim, Pod, Volume
 from hodei.kube.scheduler import messages
-from hodei.kube.scheduler.cache import KINDS, Refused
+from hodei.kube.scheduler.cache import KINDS, RefusedObject
 
-_MERGE = "application/strategic-merge-patch+json"
-_PLAIN_MERGE = "application/merge-patch+json"
-_LONGEST_NAME = 253
-# The API reads every body twice to warn of fields that it does not know; ours have none, and there are many of them.
-_UNCHECKED = {"fieldValidation": "Ignore"}
+_STRATEGIC_MERGE = "application/strategic-merge-patch+json"
+_JSON_MERGE = "application/merge-patch+json"
+_MAX_NAME = 253
+# Field validation makes the API server parse every body twice; ours have no unknown fields.
+_NO_VALIDATION = {"fieldValidation": "Ignore"}
 _encode = msgspec.json.encode
+_log = logging.getLogger(__name__)
+Request = Callable[[], Coroutine[Any, Any, None]]
 
 
 class PodApi:
-    """`reports`: which Events are posted: all, or those of failures and preemptions alone."""
+    """`events`: post all Events, or only those of failures and preemptions."""
 
     def __init__(
         self,
@@ -37,14 +40,14 @@ class PodApi:
         scheduler: str,
         now: Callable[[], float] = time.time,
         *,
-        reports: Literal["all", "failures"] = "all",
+        events: Literal["all", "failures"] = "all",
         instance: str = "",
     ) -> None:
         self._api, self._scheduler, self._now = api, scheduler, now
         self._instance = instance or f"{scheduler}-{socket.gethostname()}"[:128]
-        self.reports = reports
-        # Names of Events must not meet those of another process, nor of this one's past.
-        self._turn = int.from_bytes(os.urandom(6), "big") << 16
+        self.events = events
+        # Event names must be unique across processes and restarts.
+        self._event_number = int.from_bytes(os.urandom(6), "big") << 16
 
     async def bind(self, pod: Pod, node: str) -> None:
         meta = pod.metadata
@@ -56,25 +59,25 @@ class PodApi:
                 "target": {"apiVersion": "v1", "kind": "Node", "name": node},
             }
         )
-        await self._api.request("POST", f"{_path(pod)}/binding", body, params=_UNCHECKED)
+        await self._api.request("POST", f"{_path(pod)}/binding", body, params=_NO_VALIDATION)
 
-    async def say_scheduled(self, pod: Pod, node: str) -> None:
-        if self.reports == "all":
+    async def record_scheduled(self, pod: Pod, node: str) -> None:
+        if self.events == "all":
             text = messages.assigned(pod.metadata.namespace, pod.metadata.name, node)
             await self._event(pod, "Normal", "Scheduled", "Binding", text)
 
-    async def say_failed(self, pod: Pod, text: str) -> None:
+    async def record_failed(self, pod: Pod, text: str) -> None:
         await self._event(pod, "Warning", "FailedScheduling", "Scheduling", text)
 
-    async def say_preempted(self, victim: Pod, by: Pod, node: str) -> None:
+    async def record_preempted(self, victim: Pod, by: Pod, node: str) -> None:
         text = messages.preempted(by.metadata.uid, node)
         await self._event(victim, "Normal", "Preempted", "Preempting", text, related=by)
 
-    async def say_evicted(self, pod: Pod, why: str) -> None:
+    async def record_evicted(self, pod: Pod, why: str) -> None:
         await self._event(pod, "Normal", "Evicted", "Evicting", why)
 
-    async def say_refused(self, refused: Refused) -> None:
-        """Of an object of any kind; Events about what has no namespace are in `default`."""
+    async def record_refused(self, refused: RefusedObject) -> None:
+        """For an object of any kind. Events about objects without a namespace go to `default`."""
         *where, collection = refused.resource.strip("/").split("/")
         regarding = {
             "apiVersion": "/".join(where[1:]),
@@ -83,12 +86,12 @@ class PodApi:
             "name": refused.name,
             "uid": refused.uid,
         }
-        text = f"{self._scheduler} cannot use it: {refused.why}"
+        text = f"{self._scheduler} cannot use this object: {refused.why}"
         place = refused.namespace or "default"
         await self._post_event(refused.name, place, "Warning", "Refused", "Scheduling", text, regarding)
 
     async def set_unscheduled(self, pod: Pod, reason: str, message: str, nominated: str | None = None) -> None:
-        """The condition that people, autoscalers and descheduling tools read; `nominated`: None to leave it."""
+        """Set the PodScheduled condition to False, and the nominated node unless `nominated` is None."""
         status: dict[str, Any] = {}
         if reason:
             status["conditions"] = [
@@ -99,15 +102,17 @@ class PodApi:
         await self._patch_status(pod, status)
 
     async def preempt(self, victim: Pod) -> None:
-        """As kube-scheduler does: told why, then deleted with its own grace. Budgets were the choice's business."""
-        text = messages.making_room(self._scheduler)
+        """As kube-scheduler does: a condition, then deletion with the pod's own grace period. Disruption budgets were considered when
+        the victim was chosen.
+        """
+        text = messages.preempting(self._scheduler)
         generation = victim.metadata.generation
         condition = self._condition("DisruptionTarget", "True", "PreemptionByScheduler", text, generation)
         await self._patch_status(victim, {"conditions": [condition]})
         await self._api.request("DELETE", _path(victim), _encode({"preconditions": {"uid": victim.metadata.uid}}))
 
     async def evict(self, pod: Pod) -> None:
-        """Asked to go by the eviction API: budgets are the API's to keep. ApiError 429 while one forbids it."""
+        """Evict through the API, which enforces disruption budgets: ApiError 429 while one forbids it."""
         meta = pod.metadata
         body = {
             "apiVersion": "policy/v1",
@@ -117,15 +122,15 @@ class PodApi:
         }
         await self._api.request("POST", f"{_path(pod)}/eviction", _encode(body))
 
-    async def choose_node(self, claim: Claim, node: str) -> None:
-        """A volume is to be made where the pod goes: whoever makes it looks for this."""
+    async def set_selected_node(self, claim: Claim, node: str) -> None:
+        """Have a volume provisioned on the pod's node."""
         meta = claim.metadata
         body = {"metadata": {"uid": meta.uid, "annotations": {SELECTED_NODE: node}}}
         path = f"/api/v1/namespaces/{meta.namespace}/persistentvolumeclaims/{meta.name}"
-        await self._api.request("PATCH", path, _encode(body), content_type=_PLAIN_MERGE)
+        await self._api.request("PATCH", path, _encode(body), content_type=_JSON_MERGE)
 
-    async def promise_volume(self, volume: Volume, claim: Claim) -> None:
-        """A free volume is the claim's from now on; the cluster's volume controller does the rest."""
+    async def reserve_volume(self, volume: Volume, claim: Claim) -> None:
+        """Reserve a free volume for the claim; the volume controller completes the binding."""
         ref = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -138,13 +143,11 @@ class PodApi:
             "spec": {"claimRef": ref},
         }
         path = f"/api/v1/persistentvolumes/{volume.metadata.name}"
-        await self._api.request("PATCH", path, _encode(body), content_type=_PLAIN_MERGE)
-
-    # ---------------------------------------------------------------------------------------------- inside
+        await self._api.request("PATCH", path, _encode(body), content_type=_JSON_MERGE)
 
     async def _patch_status(self, pod: Pod, status: dict[str, Any]) -> None:
         body = _encode({"metadata": {"uid": pod.metadata.uid}, "status": status})
-        await self._api.request("PATCH", f"{_path(pod)}/status", body, content_type=_MERGE)
+        await self._api.request("PATCH", f"{_path(pod)}/status", body, content_type=_STRATEGIC_MERGE)
 
     def _condition(self, type: str, status: str, reason: str, message: str, generation: int) -> dict[str, Any]:
         return {
@@ -167,12 +170,12 @@ class PodApi:
         self, name: str, namespace: str, type: str, reason: str, action: str, text: str, regarding: dict[str, str],
         related: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self._turn += 1
-        tail = f".{self._turn:016x}"
+        self._event_number += 1
+        tail = f".{self._event_number:016x}"
         body: dict[str, Any] = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": name[: _LONGEST_NAME - len(tail)] + tail, "namespace": namespace},
+            "metadata": {"name": name[: _MAX_NAME - len(tail)] + tail, "namespace": namespace},
             "eventTime": datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": self._scheduler,
             "reportingInstance": self._instance,
@@ -185,7 +188,7 @@ class PodApi:
         if related is not None:
             body["related"] = related
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        await self._api.request("POST", path, _encode(body), params=_UNCHECKED)
+        await self._api.request("POST", path, _encode(body), params=_NO_VALIDATION)
 
 
 def _path(pod: Pod) -> str:
@@ -204,65 +207,57 @@ def _reference(pod: Pod) -> dict[str, str]:
     }
 
 
-def is_settled(error: ApiError) -> bool:
-    """Whether a binding came too late: somebody else has bound the pod, or it is being deleted."""
+def is_already_bound(error: ApiError) -> bool:
+    """Whether a binding came too late: the pod is bound already, or is being deleted."""
     return error.status == 409 and ("already assigned" in error.message or "is being deleted" in error.message)
 
 
-def is_gone(error: ApiError) -> bool:
-    """Whether what was asked about is not there any more, or is another by the same name."""
+def is_not_found(error: ApiError) -> bool:
+    """Whether the object does not exist any more, or is a new one with the same name."""
     return error.status == 404 or (error.status == 409 and "uid" in error.message.lower())
 
 
-# --------------------------------------------------------------------------------------- request queue
-# Requests under way: as many at a time as the lane is wide, the others in order behind them.
-
-
-_log = logging.getLogger(__name__)
-Work = Callable[[], Coroutine[Any, Any, None]]
-
-
 class RequestQueue:
+    """Sends up to `width` requests at a time, the others in order after them."""
+
     def __init__(self, width: int) -> None:
         self.width = width
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[Request] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self.drained = asyncio.Event()
         self.drained.set()
-        # Called when hardly anybody waits any more.
-        self.quiet: Callable[[], None] = lambda: None
+        # Called when few requests are left in the queue.
+        self.on_low: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        """How many are under way or waiting."""
+        """Requests under way and waiting."""
         return len(self._waiting) + len(self._workers)
 
-    def put(self, work: Work) -> None:
-        self._waiting.append(work)
+    def put(self, request: Request) -> None:
+        self._waiting.append(request)
         self.drained.clear()
         if len(self._workers) < self.width:
-            task = asyncio.create_task(self._serve())
+            task = asyncio.create_task(self._work())
             self._workers.add(task)
             task.add_done_callback(self._done)
 
-    async def _serve(self) -> None:
+    async def _work(self) -> None:
         while self._waiting:
-            work = self._waiting.popleft()
+            request = self._waiting.popleft()
             try:
-                await work()
-            except asyncio.CancelledError:
-                raise
+                await request()
             except Exception:
-                _log.exception("a request to the cluster failed")  # the others go on
+                _log.exception("a request to the cluster failed")
             if len(self._waiting) <= self.width:
-                self.quiet()
+                self.on_low()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._workers.discard(task)
         if not self._workers and not self._waiting:
             self.drained.set()
 
-    async def finish(self, within_s: float) -> bool:
-        """Wait until all are done; False if that takes too long."""
+    async def drain(self, within_s: float) -> bool:
+        """Wait until all requests are done; False on a timeout."""
         try:
             async with asyncio.timeout(within_s):
                 await self.drained.wait()

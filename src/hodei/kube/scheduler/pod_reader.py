@@ -1,6 +1,6 @@
-"""Pods and nodes read for a live cluster: equal pods share one reading, because most pods are one of many alike.
+"""Translation with a cache: most pods are one of many equal ones, which share one result.
 
-A pod's name is not part of it, nor are the labels and volumes that the cluster itself makes different for each.
+The key leaves out the pod's name, and volumes that need no lookup.
 """
 
 from __future__ import annotations
@@ -12,78 +12,78 @@ from msgspec import Struct, structs
 
 from hodei.kube.api.objects import CsiNode, Pod
 from hodei.kube.api.objects import Node as KubeNode
-from hodei.kube.api.quantities import PODS, STAND_INS, UNSAID, Counting, requests_of
+from hodei.kube.api.quantities import DEFAULT_REQUESTS, PODS, UNDECLARED, RequestOptions, requests_of
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.cache import ClusterCache, Refusals, said
-from hodei.kube.scheduler.selectors import picked_by
-from hodei.kube.scheduler.translate import ESTIMATE, MAX_EXEC_TIME, Wanted
+from hodei.kube.scheduler.cache import ClusterCache, Refusals, describe_error
+from hodei.kube.scheduler.selectors import selectors_of
+from hodei.kube.scheduler.translate import ESTIMATE, MAX_EXEC_TIME, PodInfo
 from hodei.model.node import Node
 from hodei.model.resources import CPU, MEMORY, Resources
 
-# Room for what is not said: nobody is refused for it.
-_BOUNDLESS = dict.fromkeys(UNSAID.values(), 1 << 50)
-# One of these per node, where each takes one pod of ours and no more.
+# Undeclared requests only affect scores, never whether a pod fits.
+_UNLIMITED = dict.fromkeys(UNDECLARED.values(), 1 << 50)
+# One per node, with --one-pod-per-node.
 SLOT = "hodei.io/slot"
-_KEPT = 20_000
+_CACHE_SIZE = 20_000
 PODS_PATH, NODES_PATH = "/api/v1/pods", "/api/v1/nodes"
-_LATEST_MS = 1 << 48  # no time of the API is later: thousands of years from now
-# Pods of these do not end by themselves; where starts are promised nobody may count on their end.
-_SERVICES = ("DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
-SERVICES_LAST_MS = 10 * 365 * 86_400_000
+_LATEST_MS = 1 << 48  # no timestamp of the API is later
+# Pods of these do not end by themselves: start reservations must not count on their end.
+_LONG_RUNNING = ("DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
+LONG_RUNNING_MS = 10 * 365 * 86_400_000
 
 
-class Reading(Struct, frozen=True):
-    """`profile`: the line that all pods wait in. `one_per_node`: a node takes one pod of ours, whatever it asks for."""
+class ReaderOptions(Struct, frozen=True):
+    """`profile`: the profile of all pods. `one_per_node`: a node takes one pod of ours, whatever it requests."""
 
     profile: str = "default"
     one_per_node: bool = False
-    services_last_ms: int = 0  # how long those run that end only when someone ends them; 0 for "nobody knows"
+    long_running_ms: int = 0  # assumed run time of pods that do not end by themselves; 0 for unknown
 
 
 class Reader:
-    def __init__(self, cache: ClusterCache, reading: Reading) -> None:
-        self._cache, self._reading = cache, reading
+    def __init__(self, cache: ClusterCache, options: ReaderOptions) -> None:
+        self._cache, self._options = cache, options
         self.refusals = Refusals()
-        self._known: dict[bytes, Wanted] = {}
-        counting = cache.surroundings.counting
-        self._with_stand_ins = Counting(counting.ignored, STAND_INS)
+        self._translated: dict[bytes, PodInfo] = {}
+        request_options = cache.context.request_options
+        self._with_default_requests = RequestOptions(request_options.ignored, DEFAULT_REQUESTS)
 
-    def pod(self, pod: Pod, *, ours: bool) -> Wanted:
-        """It never raises, whatever the pod says: one that cannot be read is refused."""
+    def pod(self, pod: Pod, *, ours: bool) -> PodInfo:
+        """Never raises: a pod that cannot be read is refused."""
         try:
-            return self._known_or_read(pod, ours)
+            return self._translate_cached(pod, ours)
         except Exception as error:
-            why = f"the pod cannot be read: {said(error)}"
+            why = f"the pod cannot be read: {describe_error(error)}"
             self.refusals.put(PODS_PATH, pod.metadata, why)
-            return translate.unreadable(pod, why, profile=self._reading.profile)
+            return translate.unreadable(pod, why, profile=self._options.profile)
 
-    def _known_or_read(self, pod: Pod, ours: bool) -> Wanted:
+    def _translate_cached(self, pod: Pod, ours: bool) -> PodInfo:
         key = self._key(pod, ours)
         if key is None:
-            return self._read(pod, ours)
-        known = self._known.get(key)
+            return self._translate(pod, ours)
+        known = self._translated.get(key)
         if known is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            known = self._known[key] = self._read(pod, ours)
+            if len(self._translated) >= _CACHE_SIZE:
+                self._translated.clear()
+            known = self._translated[key] = self._translate(pod, ours)
         return known
 
     def node(self, node: KubeNode, drivers: CsiNode | None) -> Node:
-        """It never raises either: what cannot be read of a node is not there, and one that cannot be read takes no pod."""
-        more = {**_BOUNDLESS, SLOT: 1} if self._reading.one_per_node else _BOUNDLESS
+        """Never raises: unreadable amounts count as 0, and a node that cannot be read takes no pod."""
+        extra = {**_UNLIMITED, SLOT: 1} if self._options.one_per_node else _UNLIMITED
         try:
-            found, wrong = translate.node(node, drivers, more), translate.wrong_with(node)
+            found, problems = translate.node(node, drivers, extra), translate.unreadable_amounts(node)
         except Exception as error:
-            wrong = f"the node cannot be read: {said(error)}"
-            found = Node(node.metadata.name, "kubernetes", kind="kubernetes", capacity={**more, PODS: 0})
-        if wrong:
-            self.refusals.put(NODES_PATH, node.metadata, wrong)
+            problems = f"the node cannot be read: {describe_error(error)}"
+            found = Node(node.metadata.name, "kubernetes", kind="kubernetes", capacity={**extra, PODS: 0})
+        if problems:
+            self.refusals.put(NODES_PATH, node.metadata, problems)
         else:
             self.refusals.clear(NODES_PATH, node.metadata)
         return found
 
     def _key(self, pod: Pod, ours: bool) -> bytes | None:
-        """What a pod is read by; None for one that is like no other, by its storage."""
+        """The cache key; None for pods with volumes of their own."""
         spec, meta = pod.spec, pod.metadata
         if any(
             volume.persistent_volume_claim or volume.ephemeral or volume.gce_persistent_disk
@@ -91,8 +91,8 @@ class Reader:
             for volume in spec.volumes
         ):  # fmt: skip
             return None
-        cache = self._cache.surroundings
-        said = meta.annotations
+        cache = self._cache.context
+        annotations = meta.annotations
         wanted = (ESTIMATE, MAX_EXEC_TIME, cache.priority_annotation)
         return msgspec.msgpack.encode(
             (
@@ -100,49 +100,49 @@ class Reader:
                 meta.namespace,
                 owner_of(pod),
                 sorted(meta.labels.items()),
-                [said.get(name) for name in wanted],
-                () if spec.topology_spread_constraints else picked_by(pod, cache.owners),
+                [annotations.get(name) for name in wanted],
+                () if spec.topology_spread_constraints else selectors_of(pod, cache.selector_sources),
                 structs.replace(spec, node_name="", volumes=()),
                 (pod.status.container_statuses, pod.status.init_container_statuses) if spec.node_name else (),
                 [one for one in pod.status.conditions if one.type == "PodResizePending"],
             )
         )
 
-    def _read(self, pod: Pod, ours: bool) -> Wanted:
-        wanted = translate.pod(pod, self._cache.surroundings, profile=self._reading.profile)
+    def _translate(self, pod: Pod, ours: bool) -> PodInfo:
+        wanted = translate.pod(pod, self._cache.context, profile=self._options.profile)
         task = wanted.job.tasks[0]
-        more = self._unsaid(pod, task.request)
-        if ours and self._reading.one_per_node:
-            more = {**more, SLOT: 1}
-        task = structs.replace(task, name="pod", request={**task.request, **more})
+        extra = self._undeclared(pod, task.request)
+        if ours and self._options.one_per_node:
+            extra = {**extra, SLOT: 1}
+        task = structs.replace(task, name="pod", request={**task.request, **extra})
         job = structs.replace(wanted.job, name=owner_of(pod), tasks=(task,), annotations={})
-        if self._reading.services_last_ms and not job.estimate_ms and job.name.partition("/")[0] in _SERVICES:
-            job = structs.replace(job, estimate_ms=self._reading.services_last_ms)
+        if self._options.long_running_ms and not job.estimate_ms and job.name.partition("/")[0] in _LONG_RUNNING:
+            job = structs.replace(job, estimate_ms=self._options.long_running_ms)
         return structs.replace(wanted, job=job)
 
-    def _unsaid(self, pod: Pod, request: Resources) -> Resources:
+    def _undeclared(self, pod: Pod, request: Resources) -> Resources:
         if CPU in request and MEMORY in request and all(
             {CPU, MEMORY} <= (one.resources.requests.keys() | one.resources.limits.keys()) for one in pod.spec.containers
         ):  # fmt: skip
             return {}
-        taken = requests_of(pod, self._with_stand_ins)
-        lacking = {UNSAID[name]: taken.get(name, 0) - request.get(name, 0) for name in UNSAID}
-        return {name: amount for name, amount in lacking.items() if amount > 0}
+        counted = requests_of(pod, self._with_default_requests)
+        missing = {UNDECLARED[name]: counted.get(name, 0) - request.get(name, 0) for name in UNDECLARED}
+        return {name: amount for name, amount in missing.items() if amount > 0}
 
 
 def owner_of(pod: Pod) -> str:
-    """Whose pod it is, to know its like by: the workload that made it, else its own name."""
+    """The workload that created the pod, so that estimates are learned per workload."""
     owner = next((one for one in pod.metadata.owner_references if one.controller), None)
     return f"{owner.kind}/{owner.name}" if owner is not None else "pod"
 
 
-def at_ms(stamp: str | None, otherwise: int = 0) -> int:
-    """A time of the API in milliseconds; `otherwise` for what is none."""
+def at_ms(stamp: str | None, default: int = 0) -> int:
+    """A timestamp of the API in milliseconds; `default` if it is missing or invalid."""
     if not stamp:
-        return otherwise
+        return default
     try:
         when = datetime.fromisoformat(stamp)
         found = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
-        return otherwise
+        return default
     return max(0, min(found, _LATEST_MS))

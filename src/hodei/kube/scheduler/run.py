@@ -1,7 +1,7 @@
-"""`hodei kube run`: from the lease to the last binding.
+"""`hodei kube run`: leader election, watches, the scheduling loop, and HTTP for probes and metrics.
 
-A process that does not lead watches nothing: when it comes to lead it looks at everything anew, which takes seconds. One that
-has lost the lead ends, so that nothing it still believes can do harm.
+A process that does not lead watches nothing; when it is elected it reads the whole cluster, which takes seconds. A process
+that loses the lead exits, so that its outdated state cannot do harm.
 """
 
 from __future__ import annotations
@@ -24,43 +24,47 @@ from starlette.routing import Route
 
 from hodei.engine.fairness.billing import BILLING
 from hodei.kube.api.client import Access, Api, served_minor
-from hodei.kube.api.lease import EVERY_S, LASTS_S, RENEW_WITHIN_S, Leadership
-from hodei.kube.scheduler.background import BackgroundTask, Supervisor, attended
-from hodei.kube.scheduler.build import LINE, Options, PodSchedulerParts, build_scheduler, make_driver
+from hodei.kube.api.lease import LEASE_S, RENEW_EVERY_S, RENEW_WITHIN_S, Leadership
+from hodei.kube.scheduler.background import BackgroundTask, Supervisor, run_in_background
+from hodei.kube.scheduler.build import PROFILE, Options, PodSchedulerParts, build_scheduler, make_loop
 from hodei.kube.scheduler.group_status import GroupStatusWriter
-from hodei.kube.scheduler.groups import EndedMembersInformer
-from hodei.kube.scheduler.history import Finished, UsageStore, as_ran
-from hodei.kube.scheduler.informers import Informers, WatchingJobs
+from hodei.kube.scheduler.history import FinishedPodInformer, UsageStore, runtime_sample
+from hodei.kube.scheduler.informers import Informers, ended_members_informer, job_informer
 from hodei.kube.scheduler.loop import SchedulerLoop
-from hodei.kube.scheduler.messages import of_release
-from hodei.kube.scheduler.pod_reader import Reader, Reading
+from hodei.kube.scheduler.messages import messages_for
+from hodei.kube.scheduler.pod_reader import Reader, ReaderOptions
 from hodei.kube.scheduler.reservations import Reservations
 from hodei.kube.scheduler.status_reporter import QueueStatus
 from hodei.model.facts import Fact, HistoryRestored
 from hodei.model.job import JobSpec
 from hodei.runtime.clock import SystemClock
 
-# ------------------------------------------------------------------------------------------------ http
-# `/healthz /livez /readyz /metrics`: plain HTTP for probes and Prometheus. It says nothing about pods by name.
+_log = logging.getLogger(__name__)
+# The liveness probe fails if the loop has not run for this long.
+_STUCK_S = 60.0
 
 
 class Health:
-    """`ready`: it may be counted on. `troubles`: why it should be started again; nothing while its loop goes round and all
-    its watches do. `ages`: how long ago each watch was last heard, for `/livez?verbose`."""
+    """`/healthz /livez /readyz /metrics` over plain HTTP, without names of pods. `problems`: why it should be restarted.
+    `ages`: time since the last contact of each watch, for `/livez?verbose`.
+    """
 
     def __init__(self) -> None:
         self.ready = False
-        self.troubles: Callable[[], list[str]] = list
+        self.problems: Callable[[], list[str]] = list
         self.ages: Callable[[], Mapping[str, float]] = dict
         self.metrics: Callable[[], bytes] = lambda: b""
 
     def app(self) -> Starlette:
         async def live(request: Request) -> Response:
-            troubles = self.troubles()
-            lines = [f"not ok: {trouble}" for trouble in troubles] or ["ok"]
+            problems = self.problems()
+            lines = [f"not ok: {trouble}" for trouble in problems] or ["ok"]
             if "verbose" in request.query_params:
-                lines = [*(f"{path}: heard {age:.0f} s ago" for path, age in sorted(self.ages().items())), *lines]
-            return PlainTextResponse("\n".join(lines), 500 if troubles else 200)
+                lines = [
+                    *(f"{path}: last contact {age:.0f} s ago" for path, age in sorted(self.ages().items())),
+                    *lines,
+                ]
+            return PlainTextResponse("\n".join(lines), 500 if problems else 200)
 
         async def ready(request: Request) -> Response:
             return PlainTextResponse("ok" if self.ready else "not yet", 200 if self.ready else 503)
@@ -81,12 +85,12 @@ class Health:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # the scheduler hears them itself
+        yield  # the scheduler handles signals itself
 
 
 @contextlib.asynccontextmanager
-async def serving(health: Health, host: str, port: int) -> AsyncIterator[asyncio.Task[None]]:
-    """Answers while inside; the task that does."""
+async def serve_health(health: Health, host: str, port: int) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve while inside; yields the server's task."""
     config = uvicorn.Config(health.app(), host=host, port=port, log_level="warning", access_log=False, lifespan="off")
     server = _Server(config)
     task = asyncio.create_task(server.serve())
@@ -102,118 +106,102 @@ async def serving(health: Health, host: str, port: int) -> AsyncIterator[asyncio
             await task
 
 
-# ----------------------------------------------------------------------------------------------------
-
-_log = logging.getLogger(__name__)
-# A loop that has not gone round for so long is stuck: whoever probes it starts it again.
-_STUCK_S = 60.0
-
-
 class Election(Struct, frozen=True):
     name: str = "hodei"
     namespace: str = ""
     identity: str = ""
-    lasts_s: int = LASTS_S
+    lease_s: int = LEASE_S
 
 
 async def run(access: Access, options: Options, listen: tuple[str, int], election: Election | None) -> int:
-    """The exit code: 0 when told to end, 1 when the lead was lost or a part of it has failed."""
+    """The exit code: 0 after a signal, 1 if the lead was lost or a part has failed."""
     stopping, health, scheduler = asyncio.Event(), Health(), build_scheduler(options)
     supervisor = Supervisor(stopping.set)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    health.metrics = scheduler.metrics.written
-    health.troubles = lambda: [supervisor.failure] if supervisor.failure else []
-    async with serving(health, *listen) as answering, connected(access) as api:
-        supervisor.watch(answering, "what answers probes")
+    health.metrics = scheduler.metrics.render
+    health.problems = lambda: [supervisor.failure] if supervisor.failure else []
+    async with serve_health(health, *listen) as http_server, connected(access) as api:
+        supervisor.watch(http_server, "the HTTP server for probes")
+        process = _Process(api, scheduler, options, health, stopping, supervisor)
         code = 0
         if election is None:
-            await _schedule(api, scheduler, options, health, stopping, supervisor)
+            await process.schedule()
         else:
-            code = await _lead(api, scheduler, options, health, stopping, supervisor, election)
+            code = await process.run_elected(election)
         supervisor.closing = True
     return 1 if supervisor.failure else code
 
 
-async def _lead(
-    api: Api,
-    scheduler: PodSchedulerParts,
-    options: Options,
-    health: Health,
-    stopping: asyncio.Event,
-    supervisor: Supervisor,
-    election: Election,
-) -> int:
-    identity = election.identity or f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
-    share = election.lasts_s / LASTS_S
-    leadership = Leadership(
-        api, election.namespace or api.namespace, election.name, identity, on_lost=stopping.set,
-        lasts_s=election.lasts_s, renew_within_s=RENEW_WITHIN_S * share, every_s=EVERY_S * share,
-    )  # fmt: skip
-    standing = asyncio.create_task(leadership.run())
-    supervisor.watch(standing, "the election", may_return=True)
-    health.ready = True  # also one that only stands by is as it should be
-    try:
-        ended = asyncio.create_task(stopping.wait())
-        chosen = asyncio.create_task(leadership.acquired.wait())
-        await asyncio.wait((ended, chosen), return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        chosen.cancel()
-        if leadership.acquired.is_set() and not stopping.is_set():
-            await _schedule(api, scheduler, options, health, stopping, supervisor)
-        return 1 if leadership.lost.is_set() else 0
-    finally:
-        await leadership.release()
-        standing.cancel()
-        await asyncio.gather(standing, return_exceptions=True)
+class _Process(Struct):
+    api: Api
+    scheduler: PodSchedulerParts
+    options: Options
+    health: Health
+    stopping: asyncio.Event
+    supervisor: Supervisor
 
-
-async def _schedule(
-    api: Api,
-    scheduler: PodSchedulerParts,
-    options: Options,
-    health: Health,
-    stopping: asyncio.Event,
-    supervisor: Supervisor,
-) -> None:
-    if options.words is None:
-        scheduler.explainer.words = of_release(await served_minor(api))
-    driver = make_driver(api, scheduler, options)
-    driver.attendants = attendants_of(api, scheduler, options, driver)
-    informers = Informers.of(api, scheduler.pods, scheduler.cache, driver.stir, scheduler.refusals)
-    scheduler.metrics.watches = informers
-    began = time.monotonic()
-    first = asyncio.create_task(informers.start(supervisor))
-    ended = asyncio.create_task(stopping.wait())
-    try:
-        while not first.done() and not ended.done():
-            await asyncio.wait((first, ended), timeout=10, return_when=asyncio.FIRST_COMPLETED)
-            for problem in informers.problems if not first.done() else ():
-                _log.warning("waiting for a first picture of the cluster: %s", problem)
-        if stopping.is_set():
-            return
-        await first
-        nodes = len(scheduler.pods.nodes)
-        _log.info(
-            "schedules pods of %s: %d nodes, %d pods known after %.1f s",
-            options.scheduler_name, nodes, len(scheduler.pods.entries), time.monotonic() - began,
+    async def run_elected(self, election: Election) -> int:
+        identity = election.identity or f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
+        share = election.lease_s / LEASE_S
+        leadership = Leadership(
+            self.api, election.namespace or self.api.namespace, election.name, identity, on_lost=self.stopping.set,
+            lease_s=election.lease_s, renew_within_s=RENEW_WITHIN_S * share, renew_every_s=RENEW_EVERY_S * share,
         )  # fmt: skip
-        health.ready = True
-        health.ages = informers.ages
+        election_task = asyncio.create_task(leadership.run())
+        self.supervisor.watch(election_task, "the election", may_return=True)
+        self.health.ready = True  # a standby is healthy too
+        try:
+            stopped = asyncio.create_task(self.stopping.wait())
+            elected = asyncio.create_task(leadership.acquired.wait())
+            await asyncio.wait((stopped, elected), return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            elected.cancel()
+            if leadership.acquired.is_set() and not self.stopping.is_set():
+                await self.schedule()
+            return 1 if leadership.lost.is_set() else 0
+        finally:
+            await leadership.release()
+            election_task.cancel()
+            await asyncio.gather(election_task, return_exceptions=True)
 
-        def troubles() -> list[str]:
-            idle_s = time.monotonic() - driver.went_round
-            stuck = [f"nothing has been decided for {idle_s:.0f} s"] if idle_s > _STUCK_S else []
-            return [*stuck, *informers.stuck(), *([supervisor.failure] if supervisor.failure else [])]
+    async def schedule(self) -> None:
+        scheduler, options, supervisor = self.scheduler, self.options, self.supervisor
+        if options.messages is None:
+            scheduler.explainer.messages = messages_for(await served_minor(self.api))
+        loop = make_loop(self.api, scheduler, options)
+        loop.background_tasks = background_tasks_for(self.api, scheduler, options, loop)
+        informers = Informers(self.api, scheduler.pods, scheduler.cache, loop.wake, scheduler.refusals)
+        scheduler.metrics.informers = informers
+        began = time.monotonic()
+        synced = asyncio.create_task(informers.start(supervisor))
+        stopped = asyncio.create_task(self.stopping.wait())
+        try:
+            while not synced.done() and not stopped.done():
+                await asyncio.wait((synced, stopped), timeout=10, return_when=asyncio.FIRST_COMPLETED)
+                for problem in informers.problems if not synced.done() else ():
+                    _log.warning("the cluster is not read completely yet: %s", problem)
+            if self.stopping.is_set():
+                return
+            await synced
+            _log.info(
+                "scheduling pods of %s: read %d nodes and %d pods in %.1f s",
+                options.scheduler_name, len(scheduler.pods.nodes), len(scheduler.pods.entries), time.monotonic() - began,
+            )  # fmt: skip
 
-        health.troubles = troubles
-        async with attended(driver.attendants, scheduler.metrics.restarted):
-            await driver.run(stopping)
-    finally:
-        for task in (first, ended):
-            task.cancel()
-        await informers.stop()
+            def problems() -> list[str]:
+                idle_s = time.monotonic() - loop.last_round
+                stuck = [f"nothing has been decided for {idle_s:.0f} s"] if idle_s > _STUCK_S else []
+                return [*stuck, *informers.stuck(), *([supervisor.failure] if supervisor.failure else [])]
+
+            self.health.ready, self.health.ages, self.health.problems = True, informers.ages, problems
+            async with run_in_background(loop.background_tasks, scheduler.metrics.restarted):
+                await loop.run(self.stopping)
+        finally:
+            for task in (synced, stopped):
+                task.cancel()
+            await informers.stop()
 
 
 @contextlib.asynccontextmanager
@@ -225,50 +213,56 @@ async def connected(access: Access) -> AsyncIterator[Api]:
         await api.close()
 
 
-def attendants_of(
-    api: Api, scheduler: PodSchedulerParts, options: Options, driver: SchedulerLoop
+def background_tasks_for(
+    api: Api, scheduler: PodSchedulerParts, options: Options, loop: SchedulerLoop
 ) -> list[BackgroundTask]:
-    """In the order in which they begin: first what is known of the past, then what is kept free, then the rest."""
+    """In order of their start: history, then reservations, then the rest."""
     controller, pods, clock = scheduler.controller, scheduler.pods, SystemClock()
     out: list[BackgroundTask] = [
-        WatchingJobs(api, scheduler.cache, scheduler.refusals, pods.wants_jobs),
-        EndedMembersInformer(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir),
+        job_informer(api, scheduler.cache, scheduler.refusals, pods.needs_jobs),
+        ended_members_informer(api, options.scheduler_name, pods.ended_members, pods.has_groups, loop.wake),
         GroupStatusWriter(api, options.scheduler_name, pods, scheduler.cache, time.time),
     ]
     if controller.accounts.sharing is not None and options.usage_configmap:
-        only = None if options.scheduling.budgets else frozenset({BILLING})
+        resources = None if options.scheduling.budgets else frozenset({BILLING})
         namespace = options.namespace or api.namespace or "default"
         out.append(
             UsageStore(
-                api, namespace, options.usage_configmap, controller, clock.now_ms, only=only, monotonic=time.monotonic
+                api,
+                namespace,
+                options.usage_configmap,
+                controller,
+                clock.now_ms,
+                resources=resources,
+                monotonic=time.monotonic,
             )
         )
-    forecasting = None
+    forecasts = None
     if options.forecast_annotation:
-        from hodei.kube.scheduler.forecasts import PodForecasts  # with all that it takes, which nobody else needs
+        from hodei.kube.scheduler.forecasts import PodForecasts  # heavy, and rarely used
 
-        forecasting = PodForecasts(api, controller, pods, clock, options.scheduling.forecast)
-    if controller.estimator.learns or forecasting is not None:
+        forecasts = PodForecasts(api, controller, pods, clock, options.scheduling.forecast)
+    if controller.estimator.learns or forecasts is not None:
 
-        def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
+        def on_finished(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
             if controller.estimator.learns:
-                pods.give([HistoryRestored(samples=(as_ran(spec, ran_ms),))])
-            if forecasting is not None:
-                forecasting.learn(spec, ran_ms, ended_ms)
+                pods.add_facts([HistoryRestored(samples=(runtime_sample(spec, ran_ms),))])
+            if forecasts is not None:
+                forecasts.learn(spec, ran_ms, ended_ms)
 
-        reader = Reader(scheduler.cache, Reading(LINE, options.one_pod_per_node))
-        finished = Finished(api, options.scheduler_name, reader, learn)
+        reader = Reader(scheduler.cache, ReaderOptions(PROFILE, options.one_pod_per_node))
+        finished = FinishedPodInformer(api, options.scheduler_name, reader, on_finished)
         finished.refusals = reader.refusals = scheduler.refusals
         out.append(finished)
-    if options.reserved:
+    if options.reservations:
 
-        def tell(facts: Sequence[Fact]) -> None:
-            pods.give(facts)
-            driver.stir()
+        def add_facts(facts: Sequence[Fact]) -> None:
+            pods.add_facts(facts)
+            loop.wake()
 
-        out.append(Reservations(options.reserved, controller, pods.take_facts, tell, clock.now_ms, driver.decide))
-    if scheduler.timed:
-        out.append(QueueStatus(controller, pods, scheduler.explainer, driver.tell, clock.now_ms))
-    if forecasting is not None:
-        out.append(forecasting)
+        out.append(Reservations(options.reservations, controller, pods.take_facts, add_facts, clock.now_ms, loop.step))
+    if scheduler.uses_start_reservations:
+        out.append(QueueStatus(controller, pods, scheduler.explainer, loop.report, clock.now_ms))
+    if forecasts is not None:
+        out.append(forecasts)
     return out

@@ -1,4 +1,4 @@
-"""Kubernetes' selectors into the model's requirements. What upstream cannot parse, it refuses with a text: so do we."""
+"""Kubernetes' selectors as the model's requirements. What kube-scheduler cannot parse is refused with its text."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from hodei.model.affinity import NodeTerm, Operator, Requirement, SpreadRule, al
 
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_IN_LABELS = ("In", "NotIn", "Exists", "DoesNotExist")
-_IN_NODES = (*_IN_LABELS, "Gt", "Lt")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_LABEL_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+_NODE_OPERATORS = (*_LABEL_OPERATORS, "Gt", "Lt")
 _CHARACTERS = "alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character"
-NEVER = NodeTerm()  # a term without conditions is met by no node
+NEVER = NodeTerm()  # an empty term matches no node
 
 
-class BadSelector(ValueError):
-    """Not a selector, in upstream's words."""
+class InvalidSelector(ValueError):
+    """An invalid selector, with kube-scheduler's text."""
 
 
 class UnknownOperator(ValueError):
-    """An operator that is not known here: a newer Kubernetes may have given it a meaning."""
+    """An unknown operator; a newer Kubernetes may define it."""
 
 
-def requirement(given: Expression, operators: tuple[str, ...] = _IN_LABELS) -> Requirement:
+def requirement(given: Expression, operators: tuple[str, ...] = _LABEL_OPERATORS) -> Requirement:
     operator, values = given.operator, given.values
     if operator not in operators:
         raise UnknownOperator(operator)
     _check_key(given.key)
     if operator in ("In", "NotIn") and not values:
-        raise BadSelector("values: Invalid value: []: for 'in', 'notin' operators, values set can't be empty")
+        raise InvalidSelector("values: Invalid value: []: for 'in', 'notin' operators, values set can't be empty")
     if operator in ("Exists", "DoesNotExist") and values:
-        raise BadSelector(
-            f"values: Invalid value: {_go(values)}: values set must be empty for exists and does not exist"
+        raise InvalidSelector(
+            f"values: Invalid value: {_format_list(values)}: values set must be empty for exists and does not exist"
         )
     if operator in ("Gt", "Lt"):
         if len(values) != 1:
-            raise BadSelector(
-                f"values: Invalid value: {_go(values)}: for 'Gt', 'Lt' operators, exactly one value is required"
+            raise InvalidSelector(
+                f"values: Invalid value: {_format_list(values)}: for 'Gt', 'Lt' operators, exactly one value is required"
             )
-        if not _WHOLE.fullmatch(values[0]):
-            raise BadSelector(
+        if not _INTEGER.fullmatch(values[0]):
+            raise InvalidSelector(
                 f"values[0]: Invalid value: \"{values[0]}\": for 'Gt', 'Lt' operators, the value must be an integer"
             )
     for place, value in enumerate(values):
@@ -54,25 +54,26 @@ def requirement(given: Expression, operators: tuple[str, ...] = _IN_LABELS) -> R
     return Requirement(given.key, cast("Operator", operator), tuple(values))
 
 
-def selector(given: LabelSelector | None, more: Iterable[Requirement] = ()) -> tuple[Requirement, ...] | None:
-    """A label selector and what else must hold; None where there is none (it picks nothing), () for an empty one."""
+def selector(given: LabelSelector | None, own: Iterable[Requirement] = ()) -> tuple[Requirement, ...] | None:
+    """A label selector and further requirements; None (matches nothing) for no selector, () for an empty one."""
     if given is None:
         return None
-    plain = (Expression(key, "In", (value,)) for key, value in sorted(given.match_labels.items()))
-    return (*(requirement(one) for one in (*plain, *given.match_expressions)), *more)
+    labels = (Expression(key, "In", (value,)) for key, value in sorted(given.match_labels.items()))
+    return (*(requirement(one) for one in (*labels, *given.match_expressions)), *own)
 
 
-def of_own_labels(keys: Iterable[str], labels: Mapping[str, str], *, differ: bool = False) -> tuple[Requirement, ...]:
-    """`matchLabelKeys`: the same value as the pod itself has (or, for `mismatchLabelKeys`, another); keys that it lacks
-    say nothing."""
+def own_label_requirements(
+    keys: Iterable[str], labels: Mapping[str, str], *, differ: bool = False
+) -> tuple[Requirement, ...]:
+    """`matchLabelKeys`: the same value as the pod's own label (`mismatchLabelKeys`: another). Missing labels are ignored."""
     return tuple(Requirement(key, "NotIn" if differ else "In", (labels[key],)) for key in keys if key in labels)
 
 
 def node_term(given: NodeSelectorTerm) -> NodeTerm:
-    """A term about nodes; one that cannot be parsed is met by none."""
+    """A node term; an invalid one matches no node."""
     try:
-        labels = tuple(requirement(one, _IN_NODES) for one in given.match_expressions)
-    except BadSelector:
+        labels = tuple(requirement(one, _NODE_OPERATORS) for one in given.match_expressions)
+    except InvalidSelector:
         return NEVER
     fields = []
     for one in given.match_fields:
@@ -87,7 +88,7 @@ def node_term(given: NodeSelectorTerm) -> NodeTerm:
 def _check_key(key: str) -> None:
     prefix, slash, name = key.rpartition("/")
     if len(name) > 63 or not _NAME.fullmatch(name) or (slash and not prefix):
-        raise BadSelector(
+        raise InvalidSelector(
             f'key: Invalid value: "{key}": name part must consist of {_CHARACTERS}'
             " (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
             " '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
@@ -97,26 +98,26 @@ def _check_key(key: str) -> None:
 def _check_value(key: str, place: int, value: str) -> None:
     where = f'values[{place}][{key}]: Invalid value: "{value}": '
     if len(value) > 63:
-        raise BadSelector(f"{where}must be no more than 63 bytes")
+        raise InvalidSelector(f"{where}must be no more than 63 bytes")
     if not _VALUE.fullmatch(value):
-        raise BadSelector(
+        raise InvalidSelector(
             f"{where}a valid label must be an empty string or consist of {_CHARACTERS}"
             " (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is"
             " '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
         )
 
 
-def _go(values: Iterable[str]) -> str:
-    """A list of strings as Go prints it in such errors."""
+def _format_list(values: Iterable[str]) -> str:
+    """A list as Go prints it in its errors."""
     return "[" + ",".join(f'"{value}"' for value in values) + "]"
 
 
 # ------------------------------------------------------------------------------------- topology spread
-# Topology spread: the pod's own rules, or the cluster's defaults for pods that some service or workload picks.
+# The pod's own rules, or the cluster's defaults for pods that a service or workload selects.
 
 
 HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
-# What kube-scheduler does for pods without rules of their own, unless it is told otherwise.
+# kube-scheduler's rules for pods that have none.
 SYSTEM_DEFAULTS = (
     TopologySpread(HOSTNAME, 3, "ScheduleAnyway"),
     TopologySpread(ZONE, 5, "ScheduleAnyway"),
@@ -125,71 +126,73 @@ _POLICIES = ("Honor", "Ignore")
 
 
 class UnknownValue(ValueError):
-    """A value of a field that is not known here; its text names the field."""
+    """An unknown value of a field; the text names the field."""
 
 
-class Owners(Struct, frozen=True):
-    """Whoever picks pods: services by namespace; workloads by (namespace, kind, name)."""
+class SelectorSources(Struct, frozen=True):
+    """Objects that select pods: services by namespace, workloads by (namespace, kind, name)."""
 
     services: Mapping[str, tuple[Service, ...]] = {}
     workloads: Mapping[tuple[str, str, str], Workload] = {}
 
 
-NO_OWNERS = Owners()
+NO_SELECTOR_SOURCES = SelectorSources()
 
 
-class Defaults(Struct, frozen=True):
-    """Rules for pods that have none. `keyless`: nodes that lack a key of one take part in the others (as with the system's
-    own defaults)."""
+class SpreadDefaults(Struct, frozen=True):
+    """Rules for pods that have none. `keyless`: a node without the key of one rule takes part in the others, as with kube-scheduler's
+    built-in defaults.
+    """
 
     rules: tuple[TopologySpread, ...] = ()
     keyless: bool = False
 
 
-NO_DEFAULTS = Defaults()
-OF_THE_SYSTEM = Defaults(SYSTEM_DEFAULTS, keyless=True)
+NO_SPREAD = SpreadDefaults()
+SYSTEM_SPREAD = SpreadDefaults(SYSTEM_DEFAULTS, keyless=True)
 
 
-def spread_of(pod: Pod, defaults: Defaults = NO_DEFAULTS, owners: Owners = NO_OWNERS) -> tuple[SpreadRule, ...]:
+def spread_of(
+    pod: Pod, defaults: SpreadDefaults = NO_SPREAD, owners: SelectorSources = NO_SELECTOR_SOURCES
+) -> tuple[SpreadRule, ...]:
     own = pod.spec.topology_spread_constraints
     if own:
-        return tuple(_rule(one, selector(one.label_selector, _own(one, pod)), keyless=False) for one in own)
+        return tuple(_spread_rule(one, selector(one.label_selector, _own_keys(one, pod)), keyless=False) for one in own)
     if not defaults.rules:
         return ()
-    picked = picked_by(pod, owners)
-    return tuple(_rule(one, picked, keyless=defaults.keyless) for one in defaults.rules) if picked else ()
+    picked = selectors_of(pod, owners)
+    return tuple(_spread_rule(one, picked, keyless=defaults.keyless) for one in defaults.rules) if picked else ()
 
 
-def picked_by(pod: Pod, owners: Owners) -> tuple[Requirement, ...]:
-    """What all who pick this pod say together: its services, and the workload that made it. One whose selector cannot be
-    read picks nothing: pods are not to blame for it."""
+def selectors_of(pod: Pod, owners: SelectorSources) -> tuple[Requirement, ...]:
+    """The selectors of the pod's services and of its owner. An unreadable selector is ignored: the pod is not at fault."""
     meta = pod.metadata
-    plain: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for service in owners.services.get(meta.namespace, ()):
-        chosen = service.spec.selector
-        if chosen and all(meta.labels.get(key) == value for key, value in chosen.items()):
-            plain.update(chosen)
-    out = list(_readable(LabelSelector(plain)))
+        selected = service.spec.selector
+        if selected and all(meta.labels.get(key) == value for key, value in selected.items()):
+            labels.update(selected)
+    out = list(_readable(LabelSelector(labels)))
     for owner in meta.owner_references:
         workload = owners.workloads.get((meta.namespace, owner.kind, owner.name)) if owner.controller else None
         if workload is not None:
-            more = _readable(workload.spec.selector)
-            out += more if all_match(more, meta.labels) else ()
+            own = _readable(workload.spec.selector)
+            out += own if all_match(own, meta.labels) else ()
     return tuple(dict.fromkeys(out))
 
 
 def _readable(given: LabelSelector | None) -> tuple[Requirement, ...]:
     try:
         return selector(given) or ()
-    except (BadSelector, UnknownOperator):
+    except (InvalidSelector, UnknownOperator):
         return ()
 
 
-def _own(given: TopologySpread, pod: Pod) -> Iterable[Requirement]:
-    return of_own_labels(given.match_label_keys, pod.metadata.labels)
+def _own_keys(given: TopologySpread, pod: Pod) -> Iterable[Requirement]:
+    return own_label_requirements(given.match_label_keys, pod.metadata.labels)
 
 
-def _rule(given: TopologySpread, chosen: tuple[Requirement, ...] | None, *, keyless: bool) -> SpreadRule:
+def _spread_rule(given: TopologySpread, selected: tuple[Requirement, ...] | None, *, keyless: bool) -> SpreadRule:
     if given.when_unsatisfiable not in ("DoNotSchedule", "ScheduleAnyway"):
         raise UnknownValue(f"whenUnsatisfiable: {given.when_unsatisfiable}")
     affinity, taints = given.node_affinity_policy or "Honor", given.node_taints_policy or "Ignore"
@@ -200,7 +203,7 @@ def _rule(given: TopologySpread, chosen: tuple[Requirement, ...] | None, *, keyl
         given.topology_key,
         bounded(given.max_skew, 1, MAX_INT32),
         given.when_unsatisfiable == "DoNotSchedule",
-        chosen,
+        selected,
         bounded(given.min_domains or 1, 1, MAX_INT32),
         affinity == "Honor",
         taints == "Honor",

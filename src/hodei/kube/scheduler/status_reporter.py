@@ -1,10 +1,10 @@
-"""Pods that wait are told why: a condition and an Event, once for each new answer, also those behind which others sleep.
+"""Reports why pods are pending: a condition and an Event for each new answer, also for pods parked behind equal ones.
 
-In a full cluster every pod that ends changes the numbers in the answer to all that wait. So a new answer with the same reason
-is told after a pause that grows with the answers given, and then the newest only; another reason is told at once.
+In a full cluster, every pod that ends changes the numbers in the answers of all pending pods. So a new answer with the same
+reason is reported after a pause that grows with the number of reports, and only the newest; another reason is reported at once.
 
-A pod is told one thing at a time: while a report is on its way the next one waits, and only the newest of those that wait is
-sent. So two of them never arrive in the wrong order, and none arrives after the pod's binding.
+A pod gets one report at a time. While one is being sent, only the newest of the following ones is kept. So reports never
+arrive in the wrong order, and none arrives after the pod's binding.
 """
 
 from __future__ import annotations
@@ -20,277 +20,284 @@ from hodei.control.queue.backfill import BackfillQueue
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.kube.api.client import ApiError
-from hodei.kube.scheduler.background import NoBackground
+from hodei.kube.scheduler.background import BackgroundTask
 from hodei.kube.scheduler.groups import Entry
-from hodei.kube.scheduler.messages import INVALID_GROUP, INVALID_POD, SCHEDULER_ERROR, UNSUPPORTED, PodExplainer, Told
-from hodei.kube.scheduler.pod_api import PodApi, Work, is_gone
+from hodei.kube.scheduler.messages import (
+    INVALID_GROUP,
+    INVALID_POD,
+    SCHEDULER_ERROR,
+    UNSUPPORTED,
+    PendingStatus,
+    PodExplainer,
+)
+from hodei.kube.scheduler.pod_api import PodApi, Request, is_not_found
 from hodei.kube.scheduler.pods import Pods
 from hodei.model.ids import JobId, NodeName
 
 _log = logging.getLogger(__name__)
 PAUSE_MS, LONGEST_PAUSE_MS = 10_000, 300_000
-_LATE_EVERY_MS = 1000
+_CHECK_DELAYED_MS = 1000
+_MAX_ANSWERS = 10_000
 
 
 class _Report(Struct):
-    """What a pod is to be told next. `nominated`: None to leave that as it is."""
+    """The next report of a pod. `nominated`: None leaves the nominated node as it is."""
 
     entry: Entry
-    told: Told | None
+    status: PendingStatus | None
     nominated: NodeName | None
 
 
 class StatusReporter:
-    def __init__(self, controller: Controller, pods: Pods, actor: PodApi, explainer: PodExplainer) -> None:
-        self._controller, self._pods, self._actor, self._explainer = controller, pods, actor, explainer
-        # What was last said to all gangs that are alike.
-        self._said: dict[Hashable, Told] = {}
+    def __init__(self, controller: Controller, pods: Pods, pod_api: PodApi, explainer: PodExplainer) -> None:
+        self._controller, self._pods, self._pod_api, self._explainer = controller, pods, pod_api, explainer
+        # The last answer for all equal gangs.
+        self._answers: dict[Hashable, PendingStatus] = {}
         self._nominated: dict[JobId, list[NodeName]] = {}
-        # Newer answers that pods have not been told yet, by uid.
-        self._late: dict[str, Told] = {}
-        # What pods are to be told next, by uid; who is being told something; and whose condition is on its way.
+        # By uid: answers that wait for their pause, reports to send, pods being reported to, conditions being written.
+        self._delayed: dict[str, PendingStatus] = {}
         self._next: dict[str, _Report] = {}
         self._sending: set[str] = set()
         self._patching: dict[str, asyncio.Event] = {}
-        self._now_ms = self._looked_ms = 0
+        self._now_ms = self._checked_ms = 0
 
-    def after(self, step: Step, now_ms: int) -> Iterator[Work]:
-        """The reports that a step gives cause for."""
+    def reports_for(self, step: Step, now_ms: int) -> Iterator[Request]:
+        """The reports that follow from a step."""
         self._now_ms = now_ms
         for refusal in step.plan.refusals:
-            gang = self._waiting(refusal.job)
+            gang = self._pending(refusal.job)
             if gang is not None:
-                yield from self._refused(gang, refusal, now_ms)
-        yield from self._holding(now_ms)
-        if self._pods.fresh:
-            yield from self._fresh(now_ms)
+                yield from self._report_refusal(gang, refusal, now_ms)
+        yield from self._report_nominations(now_ms)
+        if self._pods.unreported:
+            yield from self._report_new(now_ms)
 
-    def late(self, now_ms: int) -> Iterator[Work]:
-        """The reports whose pause is over."""
-        if not self._late or now_ms - self._looked_ms < _LATE_EVERY_MS:
+    def due_reports(self, now_ms: int) -> Iterator[Request]:
+        """The delayed reports whose pause is over."""
+        if not self._delayed or now_ms - self._checked_ms < _CHECK_DELAYED_MS:
             return
-        self._now_ms = self._looked_ms = now_ms
-        for uid, told in list(self._late.items()):
+        self._now_ms = self._checked_ms = now_ms
+        for uid, status in list(self._delayed.items()):
             entry = self._pods.entries.get(uid)
-            if entry is None or entry.holds:
-                del self._late[uid]
-            elif not self._too_soon(entry, told):
-                del self._late[uid]
-                yield from self._tell(entry, told)
+            if entry is None or entry.assigned:
+                del self._delayed[uid]
+            elif not self._is_too_soon(entry, status):
+                del self._delayed[uid]
+                yield from self._report(entry, status)
 
-    def _too_soon(self, entry: Entry, told: Told) -> bool:
-        if entry.told is None or entry.told_reason != told.reason:
-            return False
-        return self._now_ms - entry.told_ms < min(PAUSE_MS * max(entry.tries, 1), LONGEST_PAUSE_MS)
+    def report(self, id: JobId, status: PendingStatus) -> Iterator[Request]:
+        """Report an answer that was found elsewhere to all pods of a job."""
+        for entry in self._pods.entries_of(id):
+            self._pods.unreported.pop(entry.uid, None)
+            yield from self._report(entry, status)
 
-    def _waiting(self, id: JobId) -> Gang | None:
-        for line in self._controller.queues.values():
-            if id in line.gangs:
-                return line.gangs[id]
-        return None
+    def not_bound(self, entry: Entry, why: str) -> Request:
+        entry.reported, entry.reported_reason = why, SCHEDULER_ERROR
+        nominated = "" if entry.pod.status.nominated_node_name else None  # no node is reserved for it any more
+        return self._enqueue(entry, PendingStatus(SCHEDULER_ERROR, why), nominated)
 
-    def _refused(self, gang: Gang, refusal: Refusal, now_ms: int) -> Iterator[Work]:
-        told = self._explainer.refused(gang, refusal, now_ms)
-        if self._said.get(gang.alike) == told:
-            yield from self._tell_all(gang.id, told)
-            return
-        if len(self._said) > 10_000:
-            self._said.clear()
-        self._said[gang.alike] = told
-        line = self._controller.queues[gang.job.profile]
-        for other in list(line.gangs.values()):
-            if other is gang or (other.alike == gang.alike and line.refusal_of(other) is not None):
-                yield from self._tell_all(other.id, told)
-
-    def _fresh(self, now_ms: int) -> Iterator[Work]:
-        """Pods that came to sleep behind others without a try of their own."""
-        for uid in list(self._pods.fresh):
-            entry = self._pods.entries.get(uid)
-            if entry is None or entry.holds:
-                del self._pods.fresh[uid]
-            elif entry.stage == "aside":
-                del self._pods.fresh[uid]
-                if entry.reasons:
-                    told = self._explainer.aside(entry.reasons)
-                    if told.reason in (INVALID_POD, INVALID_GROUP, UNSUPPORTED) and entry.told != told.message:
-                        _log.warning("pod %s is refused: %s", entry.name, told.message[:500])
-                    yield from self._tell(entry, told, at_once=True)
-            else:
-                gang = self._waiting(entry.id)
-                if gang is None:
-                    del self._pods.fresh[uid]
-                    continue
-                refusal = self._controller.queues[gang.job.profile].refusal_of(gang)
-                if refusal is not None:
-                    del self._pods.fresh[uid]
-                    told = self._said.get(gang.alike) or self._explainer.refused(gang, refusal, now_ms)
-                    yield from self._tell(entry, told)
-
-    def _holding(self, now_ms: int) -> Iterator[Work]:
-        """Those for whom others go are named on the node that they will have."""
-        holds = self._controller.preemption.holds
-        for id, hold in holds.items():
-            places = [place.node for place in hold.places]
-            if self._nominated.get(id) != places:
-                self._nominated[id] = places
-                gang = hold.gang
-                told = self._explainer.refused(gang, Refusal(id, ()), now_ms, making_room=True)
-                for number, entry in enumerate(self._pods.of_job(id)):
-                    yield from self._tell(entry, told, nominated=places[min(number, len(places) - 1)])
-        for id in [id for id in self._nominated if id not in holds]:
-            del self._nominated[id]
-            for entry in self._pods.of_job(id):
-                if not entry.holds:
-                    yield from self._tell(entry, None, nominated="")
-
-    def tell(self, id: JobId, told: Told) -> Iterator[Work]:
-        """For others who know why a job waits."""
-        for entry in self._pods.of_job(id):
-            self._pods.fresh.pop(entry.uid, None)
-            yield from self._tell(entry, told)
-
-    def _tell_all(self, id: JobId, told: Told) -> Iterator[Work]:
-        for entry in self._pods.of_job(id):
-            yield from self._tell(entry, told)
-
-    def _tell(
-        self, entry: Entry, told: Told | None, nominated: NodeName | None = None, *, at_once: bool = False
-    ) -> Iterator[Work]:
-        if nominated is None and told is not None and entry.told in (told.message, None):
-            known = entry.pod.condition("PodScheduled")
-            if entry.told is not None or (
-                known is not None and (known.reason, known.message) == (told.reason, told.message)
-            ):  # it knows, from us or from one before us
-                entry.told, entry.told_reason = told.message, told.reason
-                self._late.pop(entry.uid, None)
-                return
-        if told is not None:
-            if nominated is None and not at_once and self._too_soon(entry, told):
-                self._late[entry.uid] = told
-                return
-            self._late.pop(entry.uid, None)
-            entry.told, entry.told_reason, entry.told_ms = told.message, told.reason, self._now_ms
-            entry.tries += 1
-        yield self._queued(entry, told, nominated)
-
-    def _queued(self, entry: Entry, told: Told | None, nominated: NodeName | None) -> Work:
-        """Sent when its turn comes, in the place of what the pod was not told yet."""
-        uid, before = entry.uid, self._next.get(entry.uid)
-        if before is not None and before.entry is entry:
-            told = before.told if told is None else told
-            nominated = before.nominated if nominated is None else nominated
-        self._next[uid] = _Report(entry, told, nominated)
-        return lambda: self._send(uid)
-
-    async def _send(self, uid: str) -> None:
-        if uid in self._sending:
-            return  # whoever is at it goes on with the newest
-        self._sending.add(uid)
-        try:
-            while (report := self._next.pop(uid, None)) is not None:
-                await self._report(report)
-        finally:
-            self._sending.discard(uid)
-
-    async def quiet(self, uid: str) -> None:
-        """Returns when no condition is on its way to the pod; what is not sent yet will not be, once the pod has a node."""
+    async def wait_sent(self, uid: str) -> None:
+        """Return when no condition of the pod is being written. Reports not sent by then are dropped once it has a node."""
         patching = self._patching.get(uid)
         if patching is not None:
             await patching.wait()
 
-    async def _patch(self, report: _Report) -> None:
-        uid, told = report.entry.uid, report.told
-        reason, message = (told.reason, told.message) if told is not None else ("", "")
+    # -------------------------------------------------------------------------------------- what to report
+
+    def _is_too_soon(self, entry: Entry, status: PendingStatus) -> bool:
+        if entry.reported is None or entry.reported_reason != status.reason:
+            return False
+        return self._now_ms - entry.reported_ms < min(PAUSE_MS * max(entry.tries, 1), LONGEST_PAUSE_MS)
+
+    def _pending(self, id: JobId) -> Gang | None:
+        for queue in self._controller.queues.values():
+            if id in queue.gangs:
+                return queue.gangs[id]
+        return None
+
+    def _report_refusal(self, gang: Gang, refusal: Refusal, now_ms: int) -> Iterator[Request]:
+        """Report to the gang and, if the answer is new, to all equal gangs that are parked."""
+        status = self._explainer.refused(gang, refusal, now_ms)
+        if self._answers.get(gang.alike) == status:
+            yield from self._report_all(gang.id, status)
+            return
+        if len(self._answers) > _MAX_ANSWERS:
+            self._answers.clear()
+        self._answers[gang.alike] = status
+        queue = self._controller.queues[gang.job.profile]
+        for other in list(queue.gangs.values()):
+            if other is gang or (other.alike == gang.alike and queue.refusal_of(other) is not None):
+                yield from self._report_all(other.id, status)
+
+    def _report_new(self, now_ms: int) -> Iterator[Request]:
+        """New pods: those that are not queued, and those parked behind equal ones without a try of their own."""
+        for uid in list(self._pods.unreported):
+            entry = self._pods.entries.get(uid)
+            if entry is None or entry.assigned:
+                del self._pods.unreported[uid]
+            elif entry.stage == "inactive":
+                del self._pods.unreported[uid]
+                if entry.reasons:
+                    status = self._explainer.not_tried(entry.reasons)
+                    if status.reason in (INVALID_POD, INVALID_GROUP, UNSUPPORTED) and entry.reported != status.message:
+                        _log.warning("pod %s is refused: %s", entry.name, status.message[:500])
+                    yield from self._report(entry, status, at_once=True)
+            else:
+                gang = self._pending(entry.id)
+                if gang is None:
+                    del self._pods.unreported[uid]
+                    continue
+                refusal = self._controller.queues[gang.job.profile].refusal_of(gang)
+                if refusal is not None:
+                    del self._pods.unreported[uid]
+                    status = self._answers.get(gang.alike) or self._explainer.refused(gang, refusal, now_ms)
+                    yield from self._report(entry, status)
+
+    def _report_nominations(self, now_ms: int) -> Iterator[Request]:
+        """Preemptors get the node that is being freed as their nominated node."""
+        holds = self._controller.preemption.holds
+        for id, hold in holds.items():
+            nodes = [place.node for place in hold.places]
+            if self._nominated.get(id) != nodes:
+                self._nominated[id] = nodes
+                status = self._explainer.refused(hold.gang, Refusal(id, ()), now_ms, preempting=True)
+                for number, entry in enumerate(self._pods.entries_of(id)):
+                    yield from self._report(entry, status, nominated=nodes[min(number, len(nodes) - 1)])
+        for id in [id for id in self._nominated if id not in holds]:
+            del self._nominated[id]
+            for entry in self._pods.entries_of(id):
+                if not entry.assigned:
+                    yield from self._report(entry, None, nominated="")
+
+    # --------------------------------------------------------------------------------------------- sending
+
+    def _report_all(self, id: JobId, status: PendingStatus) -> Iterator[Request]:
+        for entry in self._pods.entries_of(id):
+            yield from self._report(entry, status)
+
+    def _report(
+        self, entry: Entry, status: PendingStatus | None, nominated: NodeName | None = None, *, at_once: bool = False
+    ) -> Iterator[Request]:
+        if nominated is None and status is not None and entry.reported in (status.message, None):
+            known = entry.pod.condition("PodScheduled")
+            if entry.reported is not None or (
+                known is not None and (known.reason, known.message) == (status.reason, status.message)
+            ):  # reported already, by this process or an earlier leader
+                entry.reported, entry.reported_reason = status.message, status.reason
+                self._delayed.pop(entry.uid, None)
+                return
+        if status is not None:
+            if nominated is None and not at_once and self._is_too_soon(entry, status):
+                self._delayed[entry.uid] = status
+                return
+            self._delayed.pop(entry.uid, None)
+            entry.reported, entry.reported_reason, entry.reported_ms = status.message, status.reason, self._now_ms
+            entry.tries += 1
+        yield self._enqueue(entry, status, nominated)
+
+    def _enqueue(self, entry: Entry, status: PendingStatus | None, nominated: NodeName | None) -> Request:
+        """Merge with a report that has not been sent yet."""
+        uid, before = entry.uid, self._next.get(entry.uid)
+        if before is not None and before.entry is entry:
+            status = before.status if status is None else status
+            nominated = before.nominated if nominated is None else nominated
+        self._next[uid] = _Report(entry, status, nominated)
+        return lambda: self._send(uid)
+
+    async def _send(self, uid: str) -> None:
+        if uid in self._sending:
+            return  # the request under way continues with the newest report
+        self._sending.add(uid)
+        try:
+            while (report := self._next.pop(uid, None)) is not None:
+                await self._write(report)
+        finally:
+            self._sending.discard(uid)
+
+    async def _write(self, report: _Report) -> None:
+        entry, status = report.entry, report.status
+        if self._pods.entries.get(entry.uid) is not entry or entry.assigned:
+            return  # it has a node now, or has changed and gets a new report
+        try:
+            await self._write_condition(report)
+            if status is not None:
+                await self._pod_api.record_failed(entry.pod, status.message)
+        except ApiError as error:
+            if not is_not_found(error):
+                entry.reported = None
+                _log.warning("the status of pod %s could not be written: %s", entry.name, error.message)
+
+    async def _write_condition(self, report: _Report) -> None:
+        uid, status = report.entry.uid, report.status
+        reason, message = (status.reason, status.message) if status is not None else ("", "")
         done = self._patching[uid] = asyncio.Event()
         try:
-            await self._actor.set_unscheduled(report.entry.pod, reason, message, report.nominated)
+            await self._pod_api.set_unscheduled(report.entry.pod, reason, message, report.nominated)
         finally:
             del self._patching[uid]
             done.set()
 
-    async def _report(self, report: _Report) -> None:
-        entry, told = report.entry, report.told
-        if self._pods.entries.get(entry.uid) is not entry or entry.holds:
-            return  # it has got a node meanwhile, or has changed and is looked at anew
-        try:
-            await self._patch(report)
-            if told is not None:
-                await self._actor.say_failed(entry.pod, told.message)
-        except ApiError as error:
-            if not is_gone(error):
-                entry.told = None
-                _log.warning("pod %s could not be told why it waits: %s", entry.name, error.message)
-
-    def not_bound(self, entry: Entry, why: str) -> Work:
-        """The cluster would not have the binding."""
-        entry.told, entry.told_reason = why, SCHEDULER_ERROR
-        # No room is held for it any more.
-        nominated = "" if entry.pod.status.nominated_node_name else None
-        return self._queued(entry, Told(SCHEDULER_ERROR, why), nominated)
-
 
 # ---------------------------------------------------------------------------------------- queue status
-# Those who wait in a line that promises starts and were not even tried are told why all the same.
+
+CHECK_EVERY_S = 1.0
+# Limits of one round; the rest follows in the next rounds.
+_MAX_KINDS, _MAX_REPORTS = 50, 500
 
 
-EVERY_S = 1.0
-# So many kinds of pods are looked at in one round, and so many pods are told; the others in the next ones.
-_KINDS, _TOLD = 50, 500
-
-
-class QueueStatus(NoBackground):
-    """`tell`: has the pods of a job told."""
+class QueueStatus(BackgroundTask):
+    """Explains pods in a backfill queue that were not tried in a step. `report`: reports to the pods of a job."""
 
     def __init__(
         self,
         controller: Controller,
         pods: Pods,
         explainer: PodExplainer,
-        tell: Callable[[JobId, Told], None],
+        report: Callable[[JobId, PendingStatus], None],
         now_ms: Callable[[], int],
     ) -> None:
         self._controller, self._pods, self._explainer = controller, pods, explainer
-        self._tell, self._now_ms = tell, now_ms
-        self._lines = [line for line in controller.queues.values() if isinstance(line, BackfillQueue)]
-        self._state: tuple[int, ...] = ()
+        self._report, self._now_ms = report, now_ms
+        self._queues = [queue for queue in controller.queues.values() if isinstance(queue, BackfillQueue)]
+        self._explained_version: tuple[int, ...] = ()
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
-            self.look()
+            await asyncio.sleep(CHECK_EVERY_S)
+            self.check()
 
-    def look(self) -> None:
-        """One round: whoever has not been told, or was told what is true no more."""
+    def check(self) -> None:
+        """One round over the pods without a report, or with an outdated one."""
         controller, now_ms = self._controller, self._now_ms()
         due = controller.next_wakeup_ms(now_ms)
-        if self._pods.stirred or (due is not None and due <= now_ms) or not self._changed():
+        if self._pods.has_work or (due is not None and due <= now_ms) or self._explained_version == self._version():
             return  # decisions come first, and may change the answer
-        kinds: dict[Hashable, Told] = {}
-        count, whole = 0, True
-        for gang, reason in self._stale():
+        kinds: dict[Hashable, PendingStatus] = {}
+        reports, complete = 0, True
+        for gang, reported_reason in self._pending():
             kind = (gang.alike, gang.job.project, gang.estimate_ms)
-            if kind not in kinds and len(kinds) >= _KINDS:
-                whole = False
+            if kind not in kinds and len(kinds) >= _MAX_KINDS:
+                complete = False
                 continue
-            told = kinds.get(kind) or kinds.setdefault(kind, self._answer(gang, now_ms))
-            if told.reason != reason:
-                self._tell(gang.id, told)
-                count += 1
-                if count >= _TOLD:
-                    whole = False
+            status = kinds.get(kind) or kinds.setdefault(kind, self._explain(gang, now_ms))
+            if status.reason != reported_reason:
+                self._report(gang.id, status)
+                reports += 1
+                if reports >= _MAX_REPORTS:
+                    complete = False
                     break
-        self._state = self._now() if whole else ()
+        self._explained_version = self._version() if complete else ()
 
-    def _stale(self) -> Iterator[tuple[Gang, str]]:
-        """With what each was told last ("" for nothing yet)."""
-        for line in self._lines:
-            for gang in list(line.gangs.values()):
-                entries = self._pods.of_job(gang.id)
+    def _pending(self) -> Iterator[tuple[Gang, str]]:
+        """Pending gangs, each with the last reported reason ("" for none)."""
+        for queue in self._queues:
+            for gang in list(queue.gangs.values()):
+                entries = self._pods.entries_of(gang.id)
                 if entries:
                     known = entries[0].pod.condition("PodScheduled")
-                    yield gang, known.reason if known is not None and entries[0].told is not None else ""
+                    yield gang, known.reason if known is not None and entries[0].reported is not None else ""
 
-    def _answer(self, gang: Gang, now_ms: int) -> Told:
+    def _explain(self, gang: Gang, now_ms: int) -> PendingStatus:
         engine = self._controller.engine
         engine.table.settle()
         with engine.table.trial():
@@ -299,23 +306,16 @@ class QueueStatus(NoBackground):
                 engine.withdraw(gang, result)
         if isinstance(result, Refusal):
             return self._explainer.refused(gang, result, now_ms)
-        return self._explainer.not_its_turn()
+        return self._explainer.waits_for_turn()
 
-    def _changed(self) -> bool:
-        return self._state != self._now()
-
-    def _now(self) -> tuple[int, ...]:
+    def _version(self) -> tuple[int, ...]:
+        """Changes whenever an answer may change."""
         cluster = self._controller.cluster
-        waiting = sum(len(line.gangs) for line in self._lines)
-        newest = max((max(line.gangs, default=0) for line in self._lines), default=0)
         return (
             cluster.table.generation,
             len(cluster.table.changes),
             cluster.availability.version,
-            waiting,
-            newest,
-            len(self._pods.fresh),
+            sum(len(queue.gangs) for queue in self._queues),
+            max((max(queue.gangs, default=0) for queue in self._queues), default=0),
+            len(self._pods.unreported),
         )
-
-
-# ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What a pod's volumes demand of a node, from the claims, volumes, classes and drivers that the cluster has.
+"""The node requirements of a pod's volumes, from the claims, volumes, storage classes and drivers of the cluster.
 
-A bound volume says where it is. One that waits for its first consumer may go where a free volume of its class is, or
-where its class can make one. Attach limits and volumes that only one pod may use are the plugin's to count.
+A bound volume is reachable from certain nodes. An unbound claim that waits for its first consumer can use a free volume of its
+class, or one that its class provisions. The volumes plugin counts attach limits and exclusive volumes.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from hodei.kube.api.objects import (
     Volume,
 )
 from hodei.kube.api.quantities import MAX_INT32, amount, bounded
-from hodei.kube.scheduler.selectors import NEVER, BadSelector, UnknownOperator, node_term, selector
+from hodei.kube.scheduler.selectors import NEVER, InvalidSelector, UnknownOperator, node_term, selector
 from hodei.model.affinity import NodeTerm, Requirement, all_match
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Reason
-from hodei.model.node import Volume as Needed
+from hodei.model.node import Volume as VolumeNeed
 from hodei.model.node import VolumeCandidate, VolumeReach
 
-ONE_POD = "ReadWriteOncePod"
-_GA = {
+READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+_STABLE_LABEL = {
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
     "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
 }
-_ZONES = (*_GA, *_GA.values())
-_ANYWHERE_WITHOUT_ZONES = NodeTerm(tuple(Requirement(label, "DoesNotExist") for label in _ZONES))
+_ZONES = (*_STABLE_LABEL, *_STABLE_LABEL.values())
+_NODES_WITHOUT_ZONE = NodeTerm(tuple(Requirement(label, "DoesNotExist") for label in _ZONES))
 
 
 class Storage(Struct, frozen=True):
-    """What is known of storage: claims by (namespace, name), all else by name."""
+    """Claims and capacities by (namespace, name), everything else by name."""
 
     claims: Mapping[tuple[str, str], Claim] = {}
     volumes: Mapping[str, Volume] = {}
@@ -54,56 +54,55 @@ class Storage(Struct, frozen=True):
 NO_STORAGE = Storage()
 
 
-class Refused(Exception):
-    """The pod can go nowhere as things stand; with the reason."""
+class PodRefused(Exception):
+    """The pod cannot be scheduled on any node now."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.reason = Reason("volumes", code, text, kind="volume")
 
 
-def check(thing: object) -> None:
-    """Raises if a volume, or what a driver says of its storage, cannot be read. Such a one is nobody's to be had; those who
-    look for another must not be refused because of it."""
-    if isinstance(thing, Volume):
-        amount(thing.spec.capacity.get("storage", 0))
-        _terms(thing)
-    elif isinstance(thing, StorageCapacity):
-        amount(thing.largest or 0)
-        selector(thing.node_topology)
+def check_readable(given: object) -> None:
+    """Raise if a volume or a storage capacity cannot be read. Such an object is never used, but must not block pods either."""
+    if isinstance(given, Volume):
+        amount(given.spec.capacity.get("storage", 0))
+        _node_terms(given)
+    elif isinstance(given, StorageCapacity):
+        amount(given.largest or 0)
+        selector(given.node_topology)
 
 
-def volumes_of(pod: Pod, storage: Storage) -> tuple[Needed, ...]:
-    """All that its volumes demand; raises Refused if one of them can not be had on any node now."""
-    out: list[Needed] = []
+def volumes_of(pod: Pod, storage: Storage) -> tuple[VolumeNeed, ...]:
+    """The requirements of all volumes. Raises PodRefused if no node can provide one of them now."""
+    out: list[VolumeNeed] = []
     unbound = False
     for volume in pod.spec.volumes:
         name = claim_name(pod, volume)
         if name:
-            claim = _claim(pod, volume, name, storage)
+            claim = _find_claim(pod, volume, name, storage)
             if claim.bound:
-                out.append(_bound(claim, storage))
+                out.append(_bound_volume(claim, storage))
             else:
                 cls = storage.classes.get(claim.class_name)
-                unbound = unbound or cls is None or not cls.waits
-                if cls is not None and cls.waits:
-                    out.append(_waiting(claim, cls, storage))
+                unbound = unbound or cls is None or not cls.waits_for_consumer
+                if cls is not None and cls.waits_for_consumer:
+                    out.append(_unbound_volume(claim, cls, storage))
         else:
-            out += _inline(volume)
+            out += _inline_disks(volume)
     if unbound and not pod.spec.node_name:
-        raise Refused("VOLUME_UNBOUND", "pod has unbound immediate PersistentVolumeClaims")
+        raise PodRefused("VOLUME_UNBOUND", "pod has unbound immediate PersistentVolumeClaims")
     return tuple(out)
 
 
 def claim_name(pod: Pod, volume: PodVolume) -> str:
-    """The claim behind a volume; one made for the pod itself is named after both."""
+    """The name of the volume's claim; that of an ephemeral volume is derived from the pod."""
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
     return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else ""
 
 
 def volume_limits(node: CsiNode | None) -> dict[str, int]:
-    """How many volumes of each driver a node can take; drivers that say nothing have no limit."""
+    """The attach limit of each driver that has one."""
     drivers = node.spec.drivers if node is not None else ()
     return {
         driver.name: bounded(driver.allocatable.count, 0, MAX_INT32)
@@ -112,32 +111,31 @@ def volume_limits(node: CsiNode | None) -> dict[str, int]:
     }
 
 
-def to_bind(pod: Pod, storage: Storage) -> tuple[Claim, ...]:
-    """The claims that wait for a node to be chosen (`volume.kubernetes.io/selected-node`)."""
+def claims_to_bind(pod: Pod, storage: Storage) -> tuple[Claim, ...]:
+    """The unbound claims that wait for their first consumer (`volume.kubernetes.io/selected-node`)."""
     found = []
     for volume in pod.spec.volumes:
         claim = storage.claims.get((pod.metadata.namespace, claim_name(pod, volume)))
         cls = storage.classes.get(claim.class_name) if claim is not None else None
-        if claim is not None and not claim.bound and cls is not None and cls.waits:
+        if claim is not None and not claim.bound and cls is not None and cls.waits_for_consumer:
             found.append(claim)
     return tuple(found)
 
 
 def volume_on(node: Node, claim: Claim, storage: Storage, taken: Container[str] = (), first: str = "") -> Volume | None:
-    """The smallest free volume that suits the claim and can be reached from the node, or the one that is wanted `first` if
-    it does; None if one has to be made."""
+    """The smallest free volume for the claim that the node can reach, `first` if it is one; None if none exists."""
 
-    def near(volume: Volume) -> bool:
-        terms = _terms(volume)
-        return terms is None or any(_holds(term, node) for term in terms)
+    def reachable(volume: Volume) -> bool:
+        terms = _node_terms(volume)
+        return terms is None or any(_matches(term, node) for term in terms)
 
-    found = [one for one in _candidates(claim, storage) if one.metadata.name not in taken and near(one)]
-    return min(found, key=lambda one: (one.metadata.name != first, *_smallest(one)), default=None)
+    found = [one for one in _matching_volumes(claim, storage) if one.metadata.name not in taken and reachable(one)]
+    return min(found, key=lambda one: (one.metadata.name != first, *_by_size(one)), default=None)
 
 
-def _holds(term: NodeTerm, node: Node) -> bool:
+def _matches(term: NodeTerm, node: Node) -> bool:
     if not term.labels and not term.fields:
-        return False  # as everywhere in Kubernetes: an empty term means no node
+        return False  # as everywhere in Kubernetes, an empty term matches no node
     fields = {"metadata.name": node.metadata.name}
     return all_match(term.labels, node.metadata.labels) and all_match(term.fields, fields)
 
@@ -145,86 +143,87 @@ def _holds(term: NodeTerm, node: Node) -> bool:
 # ------------------------------------------------------------------------------------------------ claims
 
 
-def _claim(pod: Pod, volume: PodVolume, name: str, storage: Storage) -> Claim:
+def _find_claim(pod: Pod, volume: PodVolume, name: str, storage: Storage) -> Claim:
     claim = storage.claims.get((pod.metadata.namespace, name))
     if claim is None:
         if pod.spec.node_name:
             return Claim()
         if volume.ephemeral is not None:
-            raise Refused(
+            raise PodRefused(
                 "VOLUME_MISSING",
                 f'waiting for ephemeral volume controller to create the persistentvolumeclaim "{name}"',
             )
-        raise Refused("VOLUME_MISSING", f'persistentvolumeclaim "{name}" not found')
+        raise PodRefused("VOLUME_MISSING", f'persistentvolumeclaim "{name}" not found')
     if claim.metadata.deletion_timestamp is not None and not pod.spec.node_name:
-        raise Refused("VOLUME_MISSING", f'persistentvolumeclaim "{name}" is being deleted')
+        raise PodRefused("VOLUME_MISSING", f'persistentvolumeclaim "{name}" is being deleted')
     if volume.ephemeral is not None and not any(
         owner.uid == pod.metadata.uid for owner in claim.metadata.owner_references
     ):
-        raise Refused(
+        raise PodRefused(
             "VOLUME_MISSING",
             f'PVC "{pod.metadata.namespace}/{name}" was not created for pod "{pod.metadata.namespace}/{pod.metadata.name}" (pod is not owner)',
         )
     return claim
 
 
-def _bound(claim: Claim, storage: Storage) -> Needed:
+def _bound_volume(claim: Claim, storage: Storage) -> VolumeNeed:
     known = storage.volumes.get(claim.spec.volume_name)
     if known is None:
-        raise Refused("VOLUME_MISSING", "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
-    terms = _terms(known)
+        raise PodRefused("VOLUME_MISSING", "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
+    terms = _node_terms(known)
     reach = [] if terms is None else [VolumeReach("there", terms)]
-    reach += _zones(known)
+    reach += _zone_reach(known)
     csi = known.spec.csi
     limit, handle = (csi.driver, csi.volume_handle) if csi is not None else ("", known.metadata.name)
-    return Needed(f"{limit}/{handle}" if csi else f"pv/{handle}", tuple(reach), limit, _alone(claim))
+    return VolumeNeed(f"{limit}/{handle}" if csi else f"pv/{handle}", tuple(reach), limit, _exclusive_use(claim))
 
 
-def _zones(volume: Volume) -> Iterator[VolumeReach]:
-    """Zone and region labels of a volume: nodes of that zone, and nodes that know of no zones at all."""
+def _zone_reach(volume: Volume) -> Iterator[VolumeReach]:
+    """By zone and region labels: nodes of that zone, and nodes without any zone."""
     for label in _ZONES:
         value = volume.metadata.labels.get(label)
         if value is None:
             continue
         values = tuple(part.strip() for part in value.split("__"))
         terms = [NodeTerm((Requirement(label, "In", values),))]
-        if label in _GA:
-            terms.append(NodeTerm((Requirement(label, "DoesNotExist"), Requirement(_GA[label], "In", values))))
-        yield VolumeReach("zone", (*terms, _ANYWHERE_WITHOUT_ZONES))
+        if label in _STABLE_LABEL:
+            terms.append(
+                NodeTerm((Requirement(label, "DoesNotExist"), Requirement(_STABLE_LABEL[label], "In", values)))
+            )
+        yield VolumeReach("zone", (*terms, _NODES_WITHOUT_ZONE))
 
 
-def _waiting(claim: Claim, cls: StorageClass, storage: Storage) -> Needed:
-    """Where a claim could be bound: at free volumes of its class that suit it, or where its class can make one and has
-    enough storage for it."""
-    choices: list[VolumeCandidate] = []
-    for volume in sorted(_candidates(claim, storage), key=_smallest):
-        terms = _terms(volume)
-        choices.append(VolumeCandidate(volume.metadata.name, () if terms is None else terms or (NEVER,)))
-    made = _made(claim, cls, storage)
+def _unbound_volume(claim: Claim, cls: StorageClass, storage: Storage) -> VolumeNeed:
+    """Where a claim can be bound: near a matching free volume, or where its class can provision one with enough space."""
+    candidates: list[VolumeCandidate] = []
+    for volume in sorted(_matching_volumes(claim, storage), key=_by_size):
+        terms = _node_terms(volume)
+        candidates.append(VolumeCandidate(volume.metadata.name, () if terms is None else terms or (NEVER,)))
+    provisionable = _provisionable(claim, cls, storage)
     reach: tuple[VolumeReach, ...] = ()
-    if all(choice.terms for choice in choices):  # else it can be had everywhere
-        near = tuple(term for choice in choices for term in choice.terms)
-        if made is None:
-            reach = (VolumeReach("could_be", near or (NEVER,)),)
+    if all(choice.terms for choice in candidates):  # else it can be bound anywhere
+        reachable = tuple(term for choice in candidates for term in choice.terms)
+        if provisionable is None:
+            reach = (VolumeReach("could_be", reachable or (NEVER,)),)
         else:
-            reach = tuple(VolumeReach(one.kind, (*near, *one.terms)) for one in made)
-    return Needed(
+            reach = tuple(VolumeReach(one.kind, (*reachable, *one.terms)) for one in provisionable)
+    return VolumeNeed(
         claim_handle(claim),
         reach,
-        _driver(cls),
-        _alone(claim),
-        candidates=tuple(choices),
-        creatable=made if choices else None,
+        _provisioner(cls),
+        _exclusive_use(claim),
+        candidates=tuple(candidates),
+        creatable=provisionable if candidates else None,
     )
 
 
 def claim_handle(claim: Claim) -> str:
-    """What a claim is known by that has no volume yet."""
+    """The handle of a claim without a volume."""
     return f"claim/{claim.metadata.namespace}/{claim.metadata.name}"
 
 
-def _made(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[VolumeReach, ...] | None:
-    """Where its class can make a volume of that size: all of these must hold. None for nowhere."""
+def _provisionable(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[VolumeReach, ...] | None:
+    """The conditions under which its class can provision the volume, which must all hold; None for nowhere."""
     if cls.provisioner in ("", NO_PROVISIONER):
         return None
     out: list[VolumeReach] = []
@@ -234,16 +233,16 @@ def _made(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[VolumeReac
             for term in cls.allowed_topologies
         )
         out.append(VolumeReach("could_be", terms))
-    driver, wanted = storage.drivers.get(cls.provisioner), claim.spec.resources.requests.get("storage")
-    if driver is not None and driver.spec.storage_capacity and wanted is not None:
-        places = _places_with(amount(wanted), cls.metadata.name, storage)
+    driver, requested = storage.drivers.get(cls.provisioner), claim.spec.resources.requests.get("storage")
+    if driver is not None and driver.spec.storage_capacity and requested is not None:
+        places = _topologies_with(amount(requested), cls.metadata.name, storage)
         if () not in places:
             out.append(VolumeReach("space", tuple(NodeTerm(one) for one in places) or (NEVER,)))
     return tuple(out)
 
 
-def _places_with(size: int, cls: str, storage: Storage) -> list[tuple[Requirement, ...]]:
-    """Where the drivers say that a volume of that size can be made; one of () means everywhere."""
+def _topologies_with(size: int, cls: str, storage: Storage) -> list[tuple[Requirement, ...]]:
+    """The topologies with room for a volume of that size; () means everywhere."""
     out = []
     for one in storage.capacities.values():
         if one.storage_class_name != cls or one.largest is None or not _readable(one) or amount(one.largest) < size:
@@ -254,32 +253,32 @@ def _places_with(size: int, cls: str, storage: Storage) -> list[tuple[Requiremen
     return sorted(out, key=repr)
 
 
-def _terms(volume: Volume) -> tuple[NodeTerm, ...] | None:
-    """The nodes that a volume can be reached from; None for all."""
+def _node_terms(volume: Volume) -> tuple[NodeTerm, ...] | None:
+    """The nodes that can reach a volume; None for all."""
     nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
     return None if nodes is None else tuple(node_term(term) for term in nodes.node_selector_terms)
 
 
-def _readable(thing: Volume | StorageCapacity) -> bool:
+def _readable(object: Volume | StorageCapacity) -> bool:
     try:
-        check(thing)
-    except (BadSelector, UnknownOperator, InvalidInput):
+        check_readable(object)
+    except (InvalidSelector, UnknownOperator, InvalidInput):
         return False
     return True
 
 
-def _smallest(volume: Volume) -> tuple[int, str]:
+def _by_size(volume: Volume) -> tuple[int, str]:
     return amount(volume.spec.capacity.get("storage", 0)), volume.metadata.name
 
 
-def _candidates(claim: Claim, storage: Storage) -> Iterable[Volume]:
-    wanted = amount(claim.spec.resources.requests.get("storage", 0))
+def _matching_volumes(claim: Claim, storage: Storage) -> Iterable[Volume]:
+    requested = amount(claim.spec.resources.requests.get("storage", 0))
     labels = selector(claim.spec.selector) or ()
     for volume in storage.volumes.values():
         spec = volume.spec
         ref = spec.claim_ref
-        meant = ref is not None and (ref.namespace, ref.name) == (claim.metadata.namespace, claim.metadata.name)
-        suits = meant or (
+        reserved = ref is not None and (ref.namespace, ref.name) == (claim.metadata.namespace, claim.metadata.name)
+        matches = reserved or (
             ref is None
             and volume.status.phase in ("", "Available")
             and spec.storage_class_name == claim.class_name
@@ -287,31 +286,28 @@ def _candidates(claim: Claim, storage: Storage) -> Iterable[Volume]:
             and (spec.volume_mode or "Filesystem") == (claim.spec.volume_mode or "Filesystem")
             and all_match(labels, volume.metadata.labels)
         )
-        if suits and _readable(volume) and (meant or amount(spec.capacity.get("storage", 0)) >= wanted):
+        if matches and _readable(volume) and (reserved or amount(spec.capacity.get("storage", 0)) >= requested):
             yield volume
 
 
-def _driver(cls: StorageClass) -> str:
-    """The driver that will make the volume, whose limit it will count against."""
+def _provisioner(cls: StorageClass) -> str:
+    """The driver whose attach limit the volume will count against."""
     return "" if cls.provisioner in ("", NO_PROVISIONER) else cls.provisioner
 
 
-def _alone(claim: Claim) -> Literal["", "anywhere"]:
-    return "anywhere" if ONE_POD in claim.spec.access_modes else ""
+def _exclusive_use(claim: Claim) -> Literal["", "anywhere"]:
+    return "anywhere" if READ_WRITE_ONCE_POD in claim.spec.access_modes else ""
 
 
-# ------------------------------------------------------------------------------------- disks in the pod itself
-
-
-def _inline(volume: PodVolume) -> Iterator[Needed]:
-    """Disks that are named in the pod and that two pods of a node can not share."""
+def _inline_disks(volume: PodVolume) -> Iterator[VolumeNeed]:
+    """Disks named in the pod that two pods of a node cannot share."""
     found: tuple[tuple[str, Disk | None, bool], ...] = (
         ("gce", volume.gce_persistent_disk, True),
-        ("aws", volume.aws_elastic_block_store, False),  # not even for reading
+        ("aws", volume.aws_elastic_block_store, False),  # not even read-only
         ("iscsi", volume.iscsi, True),
         ("rbd", volume.rbd, True),
     )
-    for kind, disk, may_share in found:
+    for kind, disk, read_only_shared in found:
         if disk is not None:
             name = (
                 disk.pd_name
@@ -319,4 +315,4 @@ def _inline(volume: PodVolume) -> Iterator[Needed]:
                 or disk.iqn
                 or f"{','.join(disk.monitors)}/{disk.pool or 'rbd'}/{disk.image}"
             )
-            yield Needed(f"{kind}/{name}", exclusive="node", read_only=may_share and disk.read_only)
+            yield VolumeNeed(f"{kind}/{name}", exclusive="node", read_only=read_only_shared and disk.read_only)

@@ -59,7 +59,7 @@ def test_a_refusal_says_what_why_and_details():
     assert (error.status, error.reason) == (422, "Invalid")
     assert error.message == "POST /api/v1/pods: the Kubernetes API answered 422 Invalid: Pod is invalid"
     assert error.causes == ("FieldValueInvalid: spec.x: too long",)
-    assert not error.passing
+    assert not error.retriable
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>\n bad  gateway </html>", b"[]", b'{"code": "x"}', b"\xff\xfe"])
@@ -85,7 +85,7 @@ def test_nobody_there_says_what_why_and_what_next():
     assert (error.status, error.reason) == (0, "Unreached")
     assert "no answer from the Kubernetes API at http://127.0.0.1:" in error.message
     assert "kubectl get --raw /readyz" in error.hint
-    assert error.passing
+    assert error.retriable
 
 
 def test_a_post_without_an_answer_says_that_its_outcome_is_not_known():

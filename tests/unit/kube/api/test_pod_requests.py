@@ -2,8 +2,8 @@
 
 import pytest
 
-from hodei.kube.api.quantities import STAND_INS, Counting, requests_of, resize_is_deferred
-from unit.kube.podding import a_pod
+from hodei.kube.api.quantities import DEFAULT_REQUESTS, RequestOptions, requests_of, resize_is_deferred
+from unit.kube.pod_factory import a_pod
 
 
 def _container(cpu: str = "", always: bool = False, name: str = "c", **more: str) -> dict:
@@ -58,12 +58,16 @@ def test_a_limit_alone_is_a_request():
 
 def test_resources_that_others_look_after_are_left_out_by_name_or_domain():
     pod = a_pod(requests={"cpu": "1", "a.com/x": "1", "b.com/y": "1", "c.com/z": "1"})
-    assert requests_of(pod, Counting(frozenset({"a.com/x", "b.com"}))) == {"cpu": 1000, "c.com/z": 1, "pods": 1}
+    assert requests_of(pod, RequestOptions(frozenset({"a.com/x", "b.com"}))) == {"cpu": 1000, "c.com/z": 1, "pods": 1}
 
 
 def test_stand_ins_are_for_containers_that_do_not_say():
     pod = a_pod(containers=[_container("1"), _container()])
-    assert requests_of(pod, Counting(stand_ins=STAND_INS)) == {"cpu": 1100, "memory": 400 * 2**20, "pods": 1}
+    assert requests_of(pod, RequestOptions(default_requests=DEFAULT_REQUESTS)) == {
+        "cpu": 1100,
+        "memory": 400 * 2**20,
+        "pods": 1,
+    }
 
 
 @pytest.mark.parametrize(

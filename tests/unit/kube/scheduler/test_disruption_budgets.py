@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.api.objects import PodDisruptionBudget, decode, from_plain
+from hodei.kube.api.objects import PodDisruptionBudget, decode, from_builtins
 from hodei.kube.scheduler.disruption_budgets import Budgets
-from unit.kube.podding import a_pod
+from unit.kube.pod_factory import a_pod
 
 WEB = {"matchLabels": {"app": "web"}}
 
@@ -16,7 +16,7 @@ WEB = {"matchLabels": {"app": "web"}}
 def _budget(allowed: int, selector: Any = WEB, *, namespace: str = "ns", disrupted: tuple[str, ...] = ()) -> Any:
     status = {"disruptionsAllowed": allowed, "disruptedPods": dict.fromkeys(disrupted, "2026-01-01T00:00:00Z")}
     spec = {} if selector is None else {"selector": selector}
-    return from_plain({"metadata": {"namespace": namespace}, "spec": spec, "status": status}, PodDisruptionBudget)
+    return from_builtins({"metadata": {"namespace": namespace}, "spec": spec, "status": status}, PodDisruptionBudget)
 
 
 def _budgets(*budgets: PodDisruptionBudget, pods: int = 3, **of_pod: Any) -> Budgets:

@@ -11,13 +11,13 @@ import pytest
 
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.forecasts import EXPECTED, LATEST, PodForecasts, differs
-from hodei.kube.scheduler.history import Finished, FinishedPod
-from hodei.kube.scheduler.pod_reader import Reader, Reading
+from hodei.kube.scheduler.forecasts import EXPECTED, LATEST, PodForecasts, differs_noticeably
+from hodei.kube.scheduler.history import FinishedPod, FinishedPodInformer
+from hodei.kube.scheduler.pod_reader import Reader, ReaderOptions
 from hodei.model.config import ForecastConfig, ProfileConfig, SchedulingConfig
 from hodei.model.job import JobSpec
-from unit.kube.podding import a_pod
-from unit.kube.town import NOW_MS, Town
+from unit.kube.fake_cluster import NOW_MS, FakeCluster
+from unit.kube.pod_factory import a_pod
 
 MINUTE_MS = 60_000
 BATCH = Options(scheduling=SchedulingConfig(profiles={"default": ProfileConfig(queue="batch")}))
@@ -39,66 +39,66 @@ class Patches:
 
 
 class _Clock:
-    def __init__(self, town: Town) -> None:
-        self._town = town
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._town = cluster
 
     def now_ms(self) -> int:
         return self._town.now_ms
 
 
-def _forecasting(town: Town, api: Patches) -> PodForecasts:
-    harness = town.harness
-    return PodForecasts(api, harness.controller, harness.pods, _Clock(town), ForecastConfig(), look_s=0.001)
+def _forecasting(cluster: FakeCluster, api: Patches) -> PodForecasts:
+    parts = cluster.parts
+    return PodForecasts(api, parts.controller, parts.pods, _Clock(cluster), ForecastConfig(), check_every_s=0.001)
 
 
-def _waiting_town() -> Town:
-    town = Town(BATCH)
-    town.node("n1")
-    town.pod("runs", "4", estimate="1h")
-    town.step()
-    town.pod("first", "4", estimate="1h")
-    town.step()
-    return town
+def _waiting_town() -> FakeCluster:
+    cluster = FakeCluster(BATCH)
+    cluster.node("n1")
+    cluster.pod("runs", "4", estimate="1h")
+    cluster.step()
+    cluster.pod("first", "4", estimate="1h")
+    cluster.step()
+    return cluster
 
 
 def _round(forecasting: PodForecasts) -> bool:
-    return asyncio.run(forecasting._write(list(forecasting._news())))
+    return asyncio.run(forecasting._write(list(forecasting._outdated())))
 
 
 def test_a_promise_is_written_on_the_pod_once():
-    town, api = _waiting_town(), Patches()
-    forecasting = _forecasting(town, api)
+    cluster, api = _waiting_town(), Patches()
+    forecasting = _forecasting(cluster, api)
     assert _round(forecasting)
     assert _round(forecasting)
     assert api.seen == [("first", {EXPECTED: "2026-09-21T15:13:20Z", LATEST: "2026-09-21T15:13:20Z"})]
 
 
 def test_what_another_wrote_before_is_not_written_again():
-    town, api = _waiting_town(), Patches()
+    cluster, api = _waiting_town(), Patches()
     said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:00Z", LATEST: "2026-09-21T15:13:30Z"}
-    town.gone("first")
-    town.pod("first", "4", annotations=said)
-    town.step()
-    _round(_forecasting(town, api))
+    cluster.delete("first")
+    cluster.pod("first", "4", annotations=said)
+    cluster.step()
+    _round(_forecasting(cluster, api))
     assert api.seen == []
 
 
 def test_who_has_no_promise_is_told_what_was_foreseen():
-    town, api = _waiting_town(), Patches()
-    town.pod("second", "4", estimate="1h")
-    town.step()
-    forecasting = _forecasting(town, api)
-    asyncio.run(forecasting.foresight._foretell())
+    cluster, api = _waiting_town(), Patches()
+    cluster.pod("second", "4", estimate="1h")
+    cluster.step()
+    forecasting = _forecasting(cluster, api)
+    asyncio.run(forecasting.forecast_task._foretell())
     _round(forecasting)
-    asyncio.run(forecasting.end())
+    asyncio.run(forecasting.stop())
     told = dict(api.seen)
     assert told["second"][EXPECTED] == "2026-09-21T16:13:20Z"
     assert told["second"][LATEST] >= told["second"][EXPECTED]
 
 
 def test_without_the_right_nothing_is_tried_for_a_while(caplog: pytest.LogCaptureFixture):
-    town = _waiting_town()
-    assert not _round(_forecasting(town, Patches(ApiError(403, "Forbidden", "pods is forbidden"))))
+    cluster = _waiting_town()
+    assert not _round(_forecasting(cluster, Patches(ApiError(403, "Forbidden", "pods is forbidden"))))
     assert "rbac-forecast.yaml" in caplog.text
 
 
@@ -109,19 +109,19 @@ def test_without_the_right_nothing_is_tried_for_a_while(caplog: pytest.LogCaptur
 )
 def test_small_changes_are_not_worth_a_patch(old_min: float, new_min: float, matters: bool):
     old, new = (NOW_MS + round(minutes * MINUTE_MS) for minutes in (old_min, new_min))
-    assert differs(old, new, NOW_MS) is matters
+    assert differs_noticeably(old, new, NOW_MS) is matters
 
 
 def test_our_own_annotation_does_not_make_a_pod_another():
-    town = _waiting_town()
-    before = town.job("first")
+    cluster = _waiting_town()
+    before = cluster.job("first")
     said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:20Z"}
     fields = {"requests": {"cpu": "4", "memory": "1Gi"}, "schedulerName": "hodei"}
-    town.move(a_pod("first", annotations=said, **fields))
-    assert not town.harness.pods.stirred
-    assert town.job("first") == before
-    town.move(a_pod("first", annotations={**said, "hodei.io/estimate": "2h"}, **fields))
-    assert town.harness.pods.stirred
+    cluster.move(a_pod("first", annotations=said, **fields))
+    assert not cluster.parts.pods.has_work
+    assert cluster.job("first") == before
+    cluster.move(a_pod("first", annotations={**said, "hodei.io/estimate": "2h"}, **fields))
+    assert cluster.parts.pods.has_work
 
 
 # ------------------------------------------------------------------------------------------------ finished pods
@@ -145,8 +145,8 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
     def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
         learned.append((spec.name, ran_ms))
 
-    town = Town()
-    finished = Finished(None, "hodei", Reader(town.harness.cache, Reading()), learn)
+    cluster = FakeCluster()
+    finished = FinishedPodInformer(None, "hodei", Reader(cluster.parts.cache, ReaderOptions()), learn)
     finished.listed([_finished("late", seconds=90), _finished("early", seconds=30)])
     finished.listed([_finished("late", seconds=90)])
     finished.changed("MODIFIED", _finished("late", seconds=90))
@@ -157,13 +157,13 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
 
 
 def test_forecasts_learn_from_them_too():
-    town = _waiting_town()
-    forecasting = _forecasting(town, Patches())
-    spec = town.harness.pods.entries["uid-runs"].wanted.job
+    cluster = _waiting_town()
+    forecasting = _forecasting(cluster, Patches())
+    spec = cluster.parts.pods.entries["uid-runs"].info.job
     for _ in range(6):
         forecasting.learn(spec, 1_800_000, NOW_MS)
-    asyncio.run(forecasting.foresight._foretell())
-    forecast = forecasting.foresight.latest(town.job("first"))
-    asyncio.run(forecasting.end())
+    asyncio.run(forecasting.forecast_task._foretell())
+    forecast = forecasting.forecast_task.latest(cluster.job("first"))
+    asyncio.run(forecasting.stop())
     assert forecast is not None
     assert forecast.p50_ms == NOW_MS + 1_800_000

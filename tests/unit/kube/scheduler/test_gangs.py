@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
-from hodei.kube.api.objects import GroupedWorkload, MemberGroup, PodGroup, from_plain
+from hodei.kube.api.objects import GroupedWorkload, MemberGroup, PodGroup, from_builtins
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.gangs import Group, Groups, Membership, as_job, gather, group_of, membership, missing
+from hodei.kube.scheduler.gangs import Group, Groups, Membership, as_job, assemble, group_of, membership, missing_count
 from hodei.model.job import Reason
-from unit.kube.podding import a_pod
+from unit.kube.pod_factory import a_pod
 
 Y = "yunikorn.apache.org/"
 TASK_GROUPS = '[{"name":"driver","minMember":1,"minResource":{"cpu":"1"}},{"name":"worker","minMember":3}]'
@@ -27,10 +27,10 @@ WORKLOAD = {
 
 def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> Groups:
     return Groups(
-        {("ns", "g"): from_plain(kubernetes, PodGroup)},
-        {("ns", "wl"): from_plain(workload, GroupedWorkload)},
-        {("ns", "g"): from_plain({"spec": plugins or {"minMember": 3}}, MemberGroup)},
-        {("ns", "g"): from_plain({"spec": volcano or {"minMember": 3, "queue": "q"}}, MemberGroup)},
+        {("ns", "g"): from_builtins(kubernetes, PodGroup)},
+        {("ns", "wl"): from_builtins(workload, GroupedWorkload)},
+        {("ns", "g"): from_builtins({"spec": plugins or {"minMember": 3}}, MemberGroup)},
+        {("ns", "g"): from_builtins({"spec": volcano or {"minMember": 3, "queue": "q"}}, MemberGroup)},
     )
 
 
@@ -41,7 +41,7 @@ def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> G
         (
             {"schedulingGroup": {"podGroupName": "g"}},
             _groups(TOGETHER),
-            Group(("kubernetes", "ns", "g"), 2, timeout_ms=300_000, topology="rack", whole=True),
+            Group(("kubernetes", "ns", "g"), 2, timeout_ms=300_000, topology="rack", all_or_nothing=True),
         ),
         (
             {"workloadRef": {"name": "wl", "podGroup": "w", "podGroupReplicaKey": "0"}},
@@ -191,9 +191,9 @@ def test_pods_that_declare_different_sizes_are_told_so():
 
 
 def test_only_one_pod_of_an_application_needs_to_carry_the_task_groups():
-    driver = membership(a_pod(labels={f"{Y}app-id": "a"}, annotations={f"{Y}task-groups": TASK_GROUPS}))
+    loop = membership(a_pod(labels={f"{Y}app-id": "a"}, annotations={f"{Y}task-groups": TASK_GROUPS}))
     worker = membership(a_pod(labels={f"{Y}app-id": "a"}, annotations={f"{Y}task-group-name": "worker"}))
-    found = group_of(worker, siblings=(driver,))
+    found = group_of(worker, siblings=(loop,))
     assert isinstance(found, Group)
     assert (found.min_count, found.parts) == (4, (("driver", 1), ("worker", 3)))
 
@@ -205,9 +205,9 @@ def test_kubernetes_own_group_comes_before_all_others():
 
 def test_how_many_are_missing():
     group = Group(("yunikorn", "ns", "a"), 4, (("driver", 1), ("worker", 3)))
-    assert missing(group, {}) == 4
-    assert missing(group, {"worker": 4}) == 1
-    assert missing(group, {"driver": 1, "worker": 3}) == 0
+    assert missing_count(group, {}) == 4
+    assert missing_count(group, {"worker": 4}) == 1
+    assert missing_count(group, {"driver": 1, "worker": 3}) == 0
 
 
 # ------------------------------------------------------------------------------------------------ gathering
@@ -219,21 +219,21 @@ def _in_group(name, size="3", **fields):
 
 def test_a_gang_waits_until_enough_of_its_pods_are_there():
     gated = _in_group("c", schedulingGates=[{"name": "x"}])
-    (few,) = gather([_in_group("a"), _in_group("b"), gated, _in_group("d", deleted=True)])
+    (few,) = assemble([_in_group("a"), _in_group("b"), gated, _in_group("d", deleted=True)])
     assert few.reason.text == "waiting for minCount pods from a gang to appear in scheduling queue"
-    (all_,) = gather([_in_group("a"), _in_group("b"), _in_group("c"), _in_group("d")])
-    assert (all_.reason, all_.needed, len(all_.waiting)) == (None, 3, 4)
+    (all_,) = assemble([_in_group("a"), _in_group("b"), _in_group("c"), _in_group("d")])
+    assert (all_.reason, all_.needed, len(all_.pending)) == (None, 3, 4)
 
 
 def test_pods_that_are_bound_already_count():
-    (left,) = gather([_in_group("a", nodeName="n1"), _in_group("b", nodeName="n1"), _in_group("c"), _in_group("d")])
+    (left,) = assemble([_in_group("a", nodeName="n1"), _in_group("b", nodeName="n1"), _in_group("c"), _in_group("d")])
     assert (left.reason, left.bound, left.needed) == (None, 2, 1)
-    assert gather([_in_group("a", nodeName="n1")]) == []
+    assert assemble([_in_group("a", nodeName="n1")]) == []
 
 
 def test_groups_of_different_namespaces_are_strangers():
-    found = gather([_in_group("a", "2"), _in_group("a", "2", namespace="other"), a_pod("alone")])
-    assert sorted(len(one.waiting) for one in found) == [1, 1, 1]
+    found = assemble([_in_group("a", "2"), _in_group("a", "2", namespace="other"), a_pod("alone")])
+    assert sorted(len(one.pending) for one in found) == [1, 1, 1]
     assert [one.reason is None for one in found] == [True, False, False]
 
 

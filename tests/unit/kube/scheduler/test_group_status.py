@@ -6,27 +6,27 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.api.objects import MemberGroup, PodGroup, from_plain
-from hodei.kube.scheduler.group_status import GroupStatus, of_kubernetes, of_scheduler_plugins, of_volcano
+from hodei.kube.api.objects import MemberGroup, PodGroup, from_builtins
+from hodei.kube.scheduler.group_status import GroupStatus, kubernetes_status, scheduler_plugins_status, volcano_status
 
 AT = "2026-09-21T14:13:20Z"
 
 
 def a_group(least: int = 3, **status: Any) -> MemberGroup:
-    return from_plain({"metadata": {"name": "ring"}, "spec": {"minMember": least}, "status": status}, MemberGroup)
+    return from_builtins({"metadata": {"name": "ring"}, "spec": {"minMember": least}, "status": status}, MemberGroup)
 
 
 def own(least: int = 3, *conditions: dict[str, Any]) -> PodGroup:
     spec = {"schedulingPolicy": {"gang": {"minCount": least}}}
     meta = {"name": "ring", "generation": 4}
-    return from_plain({"metadata": meta, "spec": spec, "status": {"conditions": list(conditions)}}, PodGroup)
+    return from_builtins({"metadata": meta, "spec": spec, "status": {"conditions": list(conditions)}}, PodGroup)
 
 
 @pytest.mark.parametrize(
     ("now", "phase"),
     [
-        (GroupStatus(waiting=2), "Pending"),
-        (GroupStatus(waiting=3), "Scheduling"),
+        (GroupStatus(pending=2), "Pending"),
+        (GroupStatus(pending=3), "Scheduling"),
         (GroupStatus(placed=3, running=2), "Scheduling"),
         (GroupStatus(placed=3, running=3), "Running"),
         (GroupStatus(placed=2, running=2, succeeded=1), "Running"),
@@ -36,7 +36,7 @@ def own(least: int = 3, *conditions: dict[str, Any]) -> PodGroup:
     ],
 )
 def test_phases_of_scheduler_plugins(now: GroupStatus, phase: str) -> None:
-    said = of_scheduler_plugins(a_group(), now, AT)
+    said = scheduler_plugins_status(a_group(), now, AT)
     assert said is not None
     assert said["phase"] == phase
     assert (said["running"], said["succeeded"], said["failed"]) == (now.running, now.succeeded, now.failed)
@@ -45,31 +45,31 @@ def test_phases_of_scheduler_plugins(now: GroupStatus, phase: str) -> None:
 
 
 def test_the_time_when_scheduling_began_is_kept_and_the_owner_is_named() -> None:
-    said = of_scheduler_plugins(a_group(scheduleStartTime="then"), GroupStatus(waiting=3, owners=("ns/job",)), AT)
+    said = scheduler_plugins_status(a_group(scheduleStartTime="then"), GroupStatus(pending=3, owners=("ns/job",)), AT)
     assert said is not None
     assert (said["scheduleStartTime"], said["occupiedBy"]) == ("then", "ns/job")
 
 
 @pytest.mark.parametrize("phase", ["Finished", "Failed"])
 def test_a_final_phase_of_scheduler_plugins_is_never_taken_back(phase: str) -> None:
-    assert of_scheduler_plugins(a_group(phase=phase), GroupStatus(waiting=3), AT) is None
+    assert scheduler_plugins_status(a_group(phase=phase), GroupStatus(pending=3), AT) is None
 
 
 @pytest.mark.parametrize(
     ("now", "phase", "condition"),
     [
-        (GroupStatus(waiting=1), "Inqueue", ""),
-        (GroupStatus(waiting=3, message="0/1 nodes", refused=True), "Inqueue", "Unschedulable"),
+        (GroupStatus(pending=1), "Inqueue", ""),
+        (GroupStatus(pending=3, message="0/1 nodes", refused=True), "Inqueue", "Unschedulable"),
         (GroupStatus(placed=3), "Running", "Scheduled"),
         (GroupStatus(placed=3, running=3), "Running", "Scheduled"),
-        (GroupStatus(waiting=1, placed=2, running=2, message="no", refused=True), "Unknown", "Unschedulable"),
+        (GroupStatus(pending=1, placed=2, running=2, message="no", refused=True), "Unknown", "Unschedulable"),
         (GroupStatus(placed=1, running=1, succeeded=2), "Running", "Scheduled"),
         (GroupStatus(succeeded=3), "Completed", "Scheduled"),
-        (GroupStatus(waiting=1, succeeded=3), "Running", "Scheduled"),
+        (GroupStatus(pending=1, succeeded=3), "Running", "Scheduled"),
     ],
 )
 def test_phases_and_conditions_of_volcano(now: GroupStatus, phase: str, condition: str) -> None:
-    said = of_volcano(a_group(), now, AT)
+    said = volcano_status(a_group(), now, AT)
     assert said is not None
     assert (said["phase"], said["running"], said["succeeded"]) == (phase, now.running, now.succeeded)
     assert [one["type"] for one in said.get("conditions", [])] == ([condition] if condition else [])
@@ -79,7 +79,7 @@ def test_other_conditions_stay_and_one_that_says_the_same_keeps_its_time() -> No
     before = {"type": "Scheduled", "status": "True", "reason": "tasks in gang are ready to be scheduled", "message": "",
               "lastTransitionTime": "then"}  # fmt: skip
     other = {"type": "Unschedulable", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": "long ago"}
-    said = of_volcano(a_group(conditions=[before, other]), GroupStatus(placed=3), AT)
+    said = volcano_status(a_group(conditions=[before, other]), GroupStatus(placed=3), AT)
     assert said is not None
     assert [(one["type"], one["lastTransitionTime"]) for one in said["conditions"]] == [
         ("Unschedulable", "long ago"),
@@ -88,8 +88,8 @@ def test_other_conditions_stay_and_one_that_says_the_same_keeps_its_time() -> No
 
 
 def test_the_condition_of_kubernetes() -> None:
-    waits = GroupStatus(waiting=3, message="0/1 nodes are available")
-    said = of_kubernetes(own(), waits, AT, "PodGroupScheduled")
+    waits = GroupStatus(pending=3, message="0/1 nodes are available")
+    said = kubernetes_status(own(), waits, AT, "PodGroupScheduled")
     assert said == {
         "conditions": [
             {
@@ -99,12 +99,12 @@ def test_the_condition_of_kubernetes() -> None:
         ]
     }  # fmt: skip
     known = {**said["conditions"][0], "lastTransitionTime": "then"}
-    assert of_kubernetes(own(3, known), waits, AT, "PodGroupScheduled") is None
-    newer = of_kubernetes(own(3, known), GroupStatus(waiting=3, message="other"), AT, "PodGroupScheduled")
+    assert kubernetes_status(own(3, known), waits, AT, "PodGroupScheduled") is None
+    newer = kubernetes_status(own(3, known), GroupStatus(pending=3, message="other"), AT, "PodGroupScheduled")
     assert newer is not None
     assert newer["conditions"][0]["lastTransitionTime"] == "then"
-    done = of_kubernetes(own(3, known), GroupStatus(placed=3), AT, "PodGroupScheduled")
+    done = kubernetes_status(own(3, known), GroupStatus(placed=3), AT, "PodGroupScheduled")
     assert done is not None
     assert (done["conditions"][0]["status"], done["conditions"][0]["reason"]) == ("True", "Scheduled")
-    assert of_kubernetes(own(3, done["conditions"][0]), waits, AT, "PodGroupScheduled") is None
-    assert of_kubernetes(own(), GroupStatus(waiting=1), AT, "PodGroupScheduled") is None
+    assert kubernetes_status(own(3, done["conditions"][0]), waits, AT, "PodGroupScheduled") is None
+    assert kubernetes_status(own(), GroupStatus(pending=1), AT, "PodGroupScheduled") is None

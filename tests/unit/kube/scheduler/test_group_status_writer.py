@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from hodei.kube.api.client import ApiError
-from hodei.kube.api.objects import MemberGroup, from_plain
+from hodei.kube.api.objects import MemberGroup, from_builtins
 from hodei.kube.scheduler import group_status
 from hodei.kube.scheduler.group_status import GroupStatusWriter
-from unit.kube.town import Town
+from unit.kube.fake_cluster import FakeCluster
 
 PLUGINS = "scheduling.x-k8s.io/pod-group"
 
@@ -38,70 +38,70 @@ class SlowApi:
         return b"{}"
 
 
-class Told:
+class SlowStatusWriter:
     def __init__(self) -> None:
-        self.town, self.api = Town(), SlowApi()
-        harness = self.town.harness
-        self.told = GroupStatusWriter(self.api, "hodei", harness.pods, harness.cache, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
+        self.cluster, self.api = FakeCluster(), SlowApi()
+        parts = self.cluster.parts
+        self.writer = GroupStatusWriter(self.api, "hodei", parts.pods, parts.cache, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
 
     async def until(self, what: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not what():
-                self.told.look()
+                self.writer.check()
                 await asyncio.sleep(0.001)
 
 
-def run(scene: Callable[[Told], Awaitable[None]]) -> None:
+def run(body: Callable[[SlowStatusWriter], Awaitable[None]]) -> None:
     async def main() -> None:
-        await scene(Told())
+        await body(SlowStatusWriter())
 
     asyncio.run(main())
 
 
-def a_gang(told: Told) -> None:
+def a_gang(slow: SlowStatusWriter) -> None:
     meta = {"name": "ring", "namespace": "ns", "uid": "group-1"}
-    group = from_plain({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
-    told.town.harness.cache.plugin_groups.changed("ADDED", group)
+    group = from_builtins({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
+    slow.cluster.parts.cache.plugin_groups.changed("ADDED", group)
     for name in ("a", "b"):
-        told.town.pod(name, labels={PLUGINS: "ring"})
-    told.town.step()
+        slow.cluster.pod(name, labels={PLUGINS: "ring"})
+    slow.cluster.step()
 
 
 def test_the_next_status_of_a_group_is_sent_when_the_one_before_it_has_arrived() -> None:
-    async def scene(told: Told) -> None:
-        a_gang(told)
-        await told.until(lambda: len(told.api.coming) == 1)
-        told.town.node("n0")
-        told.town.step()  # both are placed now
+    async def body(slow: SlowStatusWriter) -> None:
+        a_gang(slow)
+        await slow.until(lambda: len(slow.api.coming) == 1)
+        slow.cluster.node("n0")
+        slow.cluster.step()  # both are placed now
         for _ in range(20):
-            told.told.look()
+            slow.writer.check()
             await asyncio.sleep(0)
-        assert len(told.api.coming) == 1
-        told.api.coming[0].set_result(None)
-        await told.until(lambda: len(told.api.coming) == 2)
-        told.api.coming[1].set_result(None)
-        await told.until(lambda: len(told.api.arrived) == 2)
-        assert [one["scheduled"] for one in told.api.arrived] == [0, 2]
+        assert len(slow.api.coming) == 1
+        slow.api.coming[0].set_result(None)
+        await slow.until(lambda: len(slow.api.coming) == 2)
+        slow.api.coming[1].set_result(None)
+        await slow.until(lambda: len(slow.api.arrived) == 2)
+        assert [one["scheduled"] for one in slow.api.arrived] == [0, 2]
 
-    run(scene)
+    run(body)
 
 
 def test_what_an_api_server_did_not_take_is_written_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_status, "AGAIN_S", 0.01)
+    monkeypatch.setattr(group_status, "RETRY_S", 0.01)
 
-    async def scene(told: Told) -> None:
-        a_gang(told)
-        await told.until(lambda: len(told.api.coming) == 1)
-        told.api.coming[0].set_exception(ApiError(503, "ServiceUnavailable", "away"))
-        await told.until(lambda: len(told.api.coming) == 2)
-        told.api.coming[1].set_result(None)
-        await told.until(lambda: len(told.api.arrived) == 1)
+    async def body(slow: SlowStatusWriter) -> None:
+        a_gang(slow)
+        await slow.until(lambda: len(slow.api.coming) == 1)
+        slow.api.coming[0].set_exception(ApiError(503, "ServiceUnavailable", "away"))
+        await slow.until(lambda: len(slow.api.coming) == 2)
+        slow.api.coming[1].set_result(None)
+        await slow.until(lambda: len(slow.api.arrived) == 1)
 
-    run(scene)
+    run(body)
 
 
 def test_a_group_of_volcano_is_let_in_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_status, "AGAIN_S", 0.01)
+    monkeypatch.setattr(group_status, "RETRY_S", 0.01)
     owner = {
         "kind": "Job",
         "name": "train",
@@ -110,14 +110,14 @@ def test_a_group_of_volcano_is_let_in_after_an_outage(monkeypatch: pytest.Monkey
         "apiVersion": "batch.volcano.sh/v1alpha1",
     }
 
-    async def scene(told: Told) -> None:
+    async def body(slow: SlowStatusWriter) -> None:
         meta = {"name": "ring", "namespace": "ns", "uid": "group-1", "ownerReferences": [owner]}
-        group = from_plain({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
-        told.town.harness.cache.volcano_groups.changed("ADDED", group)
-        await told.until(lambda: len(told.api.coming) == 1)
-        told.api.coming[0].set_exception(ApiError(0, "Unreachable", "away"))
-        await told.until(lambda: len(told.api.coming) == 2)
-        told.api.coming[1].set_result(None)
-        await told.until(lambda: told.api.arrived == [{"phase": "Inqueue"}])
+        group = from_builtins({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
+        slow.cluster.parts.cache.volcano_groups.changed("ADDED", group)
+        await slow.until(lambda: len(slow.api.coming) == 1)
+        slow.api.coming[0].set_exception(ApiError(0, "Unreachable", "away"))
+        await slow.until(lambda: len(slow.api.coming) == 2)
+        slow.api.coming[1].set_result(None)
+        await slow.until(lambda: slow.api.arrived == [{"phase": "Inqueue"}])
 
-    run(scene)
+    run(body)

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.loop import DELETIONS, SchedulerLoop
+from hodei.kube.scheduler.loop import REMOVALS, SchedulerLoop
 from hodei.kube.scheduler.status_reporter import StatusReporter
-from unit.kube.town import Town
+from unit.kube.fake_cluster import FakeCluster
 
 
 class Deaf:
@@ -39,17 +39,17 @@ class Loop:
     """A town whose decisions a real driver carries out."""
 
     def __init__(self) -> None:
-        self.town, self.actor = Town(), Deaf()
-        harness, actor = self.town.harness, cast("Any", self.actor)
-        telling = StatusReporter(harness.controller, harness.pods, actor, harness.explainer)
-        self.driver = SchedulerLoop(
-            cast("Any", None), harness.controller, harness.pods, harness.cache, actor, telling, harness.metrics,
-            lambda: self.town.now_ms,
+        self.cluster, self.actor = FakeCluster(), Deaf()
+        parts, actor = self.cluster.parts, cast("Any", self.actor)
+        telling = StatusReporter(parts.controller, parts.pods, actor, parts.explainer)
+        self.loop = SchedulerLoop(
+            cast("Any", None), parts.controller, parts.pods, parts.cache, actor, telling, parts.metrics,
+            lambda: self.cluster.now_ms,
         )  # fmt: skip
 
     def step(self) -> None:
-        while self.driver._hurries():
-            self.driver.step()
+        while self.loop._has_work():
+            self.loop.step()
 
     async def settle(self) -> None:
         for _ in range(20):
@@ -58,8 +58,8 @@ class Loop:
 
     def hold_up(self, held: bool) -> None:
         """Whether deletions have to wait, as behind many others."""
-        lane = self.driver._deletions
-        lane.width = 0 if held else DELETIONS
+        lane = self.loop._removal_requests
+        lane.width = 0 if held else REMOVALS
         if not held:
             lane.put(_nothing)
 
@@ -71,10 +71,10 @@ async def _nothing() -> None:
 def _run(story: Callable[[Loop], Awaitable[None]]) -> None:
     async def main() -> None:
         loop = Loop()
-        loop.town.node("a", cpu="4")
-        loop.town.pod("low", cpu="4", nodeName="a")
+        loop.cluster.node("a", cpu="4")
+        loop.cluster.pod("low", cpu="4", nodeName="a")
         loop.step()
-        loop.town.now_ms += 60_000
+        loop.cluster.now_ms += 60_000
         await story(loop)
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def _run(story: Callable[[Loop], Awaitable[None]]) -> None:
 
 def test_a_victim_is_deleted() -> None:
     async def story(loop: Loop) -> None:
-        loop.town.pod("high", cpu="4", priority=5)
+        loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
         assert loop.actor.deleted == ["low"]
 
@@ -92,15 +92,15 @@ def test_a_victim_is_deleted() -> None:
 def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_room() -> None:
     async def story(loop: Loop) -> None:
         loop.hold_up(True)
-        loop.town.pod("high", cpu="4", priority=5)
+        loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
-        loop.town.node("b", cpu="4")
+        loop.cluster.node("b", cpu="4")
         await loop.settle()
         assert loop.actor.bound == {"high": "b"}
         loop.hold_up(False)
         await loop.settle()
         assert loop.actor.deleted == []
-        run = loop.town.harness.controller.cluster.live_runs(loop.town.job("low"))[0]
+        run = loop.cluster.parts.controller.cluster.live_runs(loop.cluster.job("low"))[0]
         assert run.stop_reason is None
 
     _run(story)
@@ -109,12 +109,12 @@ def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_
 def test_one_that_was_spared_goes_when_another_has_come_to_need_its_room() -> None:
     async def story(loop: Loop) -> None:
         loop.hold_up(True)
-        loop.town.pod("high", cpu="4", priority=5)
+        loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
-        loop.town.node("b", cpu="4")
+        loop.cluster.node("b", cpu="4")
         loop.step()
-        loop.town.now_ms += 60_000
-        loop.town.pod("next", cpu="4", priority=4)
+        loop.cluster.now_ms += 60_000
+        loop.cluster.pod("next", cpu="4", priority=4)
         await loop.settle()
         loop.hold_up(False)
         await loop.settle()

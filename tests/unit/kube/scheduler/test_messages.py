@@ -8,7 +8,7 @@ from hodei.kube.scheduler import messages
 from hodei.kube.scheduler.build import kube_profile
 from hodei.kube.scheduler.messages import Messages, NodeReasons
 from hodei.model.job import Reason
-from unit.kube.podding import a_node, a_table, wanted
+from unit.kube.pod_factory import a_node, a_table, wanted
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 GPU_TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
@@ -16,9 +16,9 @@ GPU_TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
 def _refusal(pod, table, release=messages.LATEST) -> NodeReasons:
     profile, runner = kube_profile(), Runner()
-    pairs = messages.objections(profile, runner, pod.member, table, View(0))
+    pairs = messages.filter_reasons(profile, runner, pod.member, table, View(0))
     assert not runner.faults
-    return messages.node_reasons(pairs, pod.member, table, release, unseen=messages.outside(pod.member, table))
+    return messages.node_reasons(pairs, pod.member, table, release, excluded=messages.unnamed_nodes(pod.member, table))
 
 
 def _message(pod, table, **more) -> str:
@@ -54,20 +54,20 @@ def test_of_room_every_lack_is_told_and_pods_have_words_of_their_own():
     ("minor", "expected"),
     [
         (33, Messages(names_taints=True)),
-        (34, Messages(tells_of_claims=True)),
-        (36, Messages(tells_of_claims=True)),
+        (34, Messages(reports_claims=True)),
+        (36, Messages(reports_claims=True)),
         (37, Messages()),
         (0, Messages()),
     ],
     ids=["1.33", "1.34", "1.36", "1.37", "unknown"],
 )
 def test_each_release_has_its_words(minor: int, expected: Messages):
-    assert messages.of_release(minor) == expected
+    assert messages.messages_for(minor) == expected
 
 
 def test_what_is_refused_before_any_node_is_told_so_of_preemption():
     assert messages.not_helpful(2).startswith("preemption: 0/2 nodes are available: 2 Preemption is not helpful")
-    assert messages.not_helpful(2, messages.of_release(36)) == "not found"
+    assert messages.not_helpful(2, messages.messages_for(36)) == "not found"
 
 
 def test_older_releases_name_the_taint():
@@ -80,7 +80,7 @@ def test_older_releases_name_the_taint():
 
 def test_some_releases_tell_of_claims_before_preemption():
     table = a_table(a_node("n1", taints=[GPU_TAINT]))
-    assert _message(wanted(), table, release=Messages(tells_of_claims=True)) == (
+    assert _message(wanted(), table, release=Messages(reports_claims=True)) == (
         "0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes are"
         " available: 1 Preemption is not helpful for scheduling."
     )
@@ -93,7 +93,7 @@ def test_nodes_that_a_daemons_pod_is_not_meant_for_are_not_looked_at():
     assert _refusal(pod, table).counts() == {
         "Insufficient cpu": 1, "node(s) didn't satisfy plugin(s) [NodeAffinity]": 2,
     }  # fmt: skip
-    assert messages.outside(wanted().member, table) is None
+    assert messages.unnamed_nodes(wanted().member, table) is None
 
 
 def test_reasons_are_sorted_as_strings_numbers_and_all():
@@ -154,7 +154,6 @@ def test_a_note_is_cut_to_what_an_event_may_hold(length, cut):
 
 
 def test_other_texts():
-    assert messages.gated(["a", "b"]) == "waiting for scheduling gates: [a b]"
     assert messages.assigned("ns", "p", "n1") == "Successfully assigned ns/p to n1"
     assert messages.preempted("uid", "n1") == "Preempted by pod uid on node n1"
-    assert messages.making_room("hodei") == "hodei: preempting to accommodate a higher priority pod"
+    assert messages.preempting("hodei") == "hodei: preempting to accommodate a higher priority pod"

@@ -10,13 +10,13 @@ from unit.kube.scheduler.test_removals import Driven
 def test_a_preemption_counts_with_its_victims():
     async def story() -> bytes:
         driven = Driven()
-        driven.town.node("a", cpu="3")
+        driven.cluster.node("a", cpu="3")
         for name in ("low-1", "low-2", "low-3"):
             await driven.bound(name)
-        driven.town.now_ms += 1000
-        driven.town.pod("high", cpu="2", priority=1000)
+        driven.cluster.now_ms += 1000
+        driven.cluster.pod("high", cpu="2", priority=1000)
         await driven.settle()
-        return driven.town.harness.metrics.written()
+        return driven.cluster.parts.metrics.render()
 
     lines = asyncio.run(story()).decode().splitlines()
     assert "scheduler_preemption_attempts_total 1.0" in lines

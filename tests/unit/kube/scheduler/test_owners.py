@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.api.objects import Workload, from_plain
+from hodei.kube.api.objects import Workload, from_builtins
 from hodei.kube.scheduler.build import Options
-from unit.kube.town import Town
+from unit.kube.fake_cluster import FakeCluster
 
 API = {"Job": "batch/v1", "StatefulSet": "apps/v1", "ReplicaSet": "apps/v1"}
 
@@ -28,10 +28,10 @@ def workload(
 ) -> Workload:
     meta = {"name": name, "namespace": "ns", "uid": f"uid-{kind}-{name}"}
     meta |= {"ownerReferences": made_by or [], "annotations": notes or {}}
-    return from_plain({"metadata": meta, "spec": spec}, Workload)
+    return from_builtins({"metadata": meta, "spec": spec}, Workload)
 
 
-class Village(Town):
+class GroupScheduler(FakeCluster):
     """With room for three pods."""
 
     def __init__(self, options: Options | None = None) -> None:
@@ -39,7 +39,7 @@ class Village(Town):
         self.node("a", cpu="3")
 
     def workload(self, kind: str, name: str, *given: Any, **spec: Any) -> None:
-        cache = self.harness.cache
+        cache = self.parts.cache
         indexer = cache.jobs if kind == "Job" else cache.workloads[kind]
         indexer.changed("ADDED", workload(kind, name, *given, **spec))
 
@@ -47,11 +47,11 @@ class Village(Town):
         said = {"labels" if label else "annotations": {"pod-group": "ring"}}
         self.pod(name, **({"owners": owners} if owners else {}), **said, **fields)
 
-    def placed(self) -> list[str]:
-        return sorted(uid.removeprefix("uid-") for uid in self.pods if self.where(uid.removeprefix("uid-")))
+    def placed_pods(self) -> list[str]:
+        return sorted(uid.removeprefix("uid-") for uid in self.pods if self.node_of(uid.removeprefix("uid-")))
 
-    def told(self, name: str) -> tuple[str, str]:
-        (reason,) = self.harness.pods.entries[f"uid-{name}"].reasons
+    def waiting_reason(self, name: str) -> tuple[str, str]:
+        (reason,) = self.parts.pods.entries[f"uid-{name}"].reasons
         return reason.code, reason.text
 
 
@@ -74,45 +74,45 @@ class Village(Town):
 @pytest.mark.parametrize("first", ["owner", "pods"])
 @pytest.mark.parametrize("label", [False, True], ids=["annotation", "label"])
 def test_a_group_is_as_large_as_its_owner_wants_it(kind, given, spec, first, label):
-    village = Village()
+    scheduler = GroupScheduler()
     if first == "owner":
-        village.workload(kind, "x", *given, **spec)
+        scheduler.workload(kind, "x", *given, **spec)
     for at in range(2):
-        village.member(f"p{at}", owner(kind, "x"), label=label)
-    village.step()
-    assert village.placed() == []
+        scheduler.member(f"p{at}", owner(kind, "x"), label=label)
+    scheduler.step()
+    assert scheduler.placed_pods() == []
     if first == "pods":
-        assert village.told("p0")[0] == "POD_GROUP_MISSING"
-        village.workload(kind, "x", *given, **spec)
-        village.step()
-    assert village.told("p0")[0] == "GANG_INCOMPLETE"
-    village.member("p2", owner(kind, "x"), label=label)
-    village.step()
-    assert village.placed() == ["p0", "p1", "p2"]
+        assert scheduler.waiting_reason("p0")[0] == "POD_GROUP_MISSING"
+        scheduler.workload(kind, "x", *given, **spec)
+        scheduler.step()
+    assert scheduler.waiting_reason("p0")[0] == "GANG_INCOMPLETE"
+    scheduler.member("p2", owner(kind, "x"), label=label)
+    scheduler.step()
+    assert scheduler.placed_pods() == ["p0", "p1", "p2"]
 
 
 def test_a_group_waits_whole_if_there_is_room_for_a_part_only():
-    village = Village()
-    village.workload("Job", "x", parallelism=4)
+    scheduler = GroupScheduler()
+    scheduler.workload("Job", "x", parallelism=4)
     for at in range(4):
-        village.member(f"p{at}", owner("Job", "x"))
-    village.step()
-    assert village.placed() == []
-    village.node("b", cpu="1")
-    village.step()
-    assert len(village.placed()) == 4
+        scheduler.member(f"p{at}", owner("Job", "x"))
+    scheduler.step()
+    assert scheduler.placed_pods() == []
+    scheduler.node("b", cpu="1")
+    scheduler.step()
+    assert len(scheduler.placed_pods()) == 4
 
 
 def test_a_group_grows_and_shrinks_with_its_owner():
-    village = Village()
-    village.workload("ReplicaSet", "x", replicas=4)
-    village.member("p0", owner("ReplicaSet", "x"))
-    village.step()
-    assert village.placed() == []
-    village.workload("ReplicaSet", "x", replicas=1)
-    assert village.harness.pods.stirred
-    village.step()
-    assert village.placed() == ["p0"]
+    scheduler = GroupScheduler()
+    scheduler.workload("ReplicaSet", "x", replicas=4)
+    scheduler.member("p0", owner("ReplicaSet", "x"))
+    scheduler.step()
+    assert scheduler.placed_pods() == []
+    scheduler.workload("ReplicaSet", "x", replicas=1)
+    assert scheduler.parts.pods.has_work
+    scheduler.step()
+    assert scheduler.placed_pods() == ["p0"]
 
 
 @pytest.mark.parametrize(
@@ -128,99 +128,99 @@ def test_a_group_grows_and_shrinks_with_its_owner():
     ],
 )  # fmt: skip
 def test_where_it_is_not_certain_the_group_is_refused_by_name(kind, given, spec, owners, why):
-    village = Village()
+    scheduler = GroupScheduler()
     if kind:
-        village.workload(kind, "x", *given, **spec)
-    village.member("p0", owners)
-    village.step()
-    assert village.placed() == []
-    code, text = village.told("p0")
+        scheduler.workload(kind, "x", *given, **spec)
+    scheduler.member("p0", owners)
+    scheduler.step()
+    assert scheduler.placed_pods() == []
+    code, text = scheduler.waiting_reason("p0")
     assert code == "POD_GROUP_SIZE"
     assert text.startswith('the size of pod group "ring" is not declared (annotation pod-group-size)')
     assert why in text
 
 
 def test_a_group_of_several_owners_is_refused_and_a_declared_size_helps():
-    village = Village()
+    scheduler = GroupScheduler()
     for name in ("master", "worker"):
-        village.workload("Job", name, parallelism=2)
-    village.member("p0", owner("Job", "master"))
-    village.member("p1", owner("Job", "worker"))
-    village.step()
-    assert "several owners: Job/master, Job/worker" in village.told("p0")[1]
-    village.member("p2", owner("Job", "worker"))
-    village.pod("p3", owners=owner("Job", "master"), annotations={"pod-group": "ring", "pod-group-size": "3"})
-    village.node("b")
-    village.step()
-    assert len(village.placed()) == 4
+        scheduler.workload("Job", name, parallelism=2)
+    scheduler.member("p0", owner("Job", "master"))
+    scheduler.member("p1", owner("Job", "worker"))
+    scheduler.step()
+    assert "several owners: Job/master, Job/worker" in scheduler.waiting_reason("p0")[1]
+    scheduler.member("p2", owner("Job", "worker"))
+    scheduler.pod("p3", owners=owner("Job", "master"), annotations={"pod-group": "ring", "pod-group-size": "3"})
+    scheduler.node("b")
+    scheduler.step()
+    assert len(scheduler.placed_pods()) == 4
 
 
 def test_an_owner_of_the_same_name_that_came_later_is_another():
-    village = Village()
+    scheduler = GroupScheduler()
     old = owner("Job", "x")
     old[0]["uid"] = "uid-before"
-    village.workload("Job", "x", parallelism=1)
-    village.member("p0", old)
-    village.step()
-    assert village.told("p0")[0] == "POD_GROUP_MISSING"
+    scheduler.workload("Job", "x", parallelism=1)
+    scheduler.member("p0", old)
+    scheduler.step()
+    assert scheduler.waiting_reason("p0")[0] == "POD_GROUP_MISSING"
 
 
 def test_pods_of_an_updated_deployment_replace_each_other_one_by_one():
-    village = Village()
+    scheduler = GroupScheduler()
     desired = {"deployment.kubernetes.io/desired-replicas": "3"}
     deployment = owner("Deployment", "web", "apps/v1")
-    village.workload("ReplicaSet", "old", deployment, desired, replicas=3)
+    scheduler.workload("ReplicaSet", "old", deployment, desired, replicas=3)
     for at in range(3):
-        village.member(f"p{at}", owner("ReplicaSet", "old"))
-    village.step()
-    assert len(village.placed()) == 3
-    village.workload("ReplicaSet", "new", deployment, desired, replicas=1)
-    village.member("n0", owner("ReplicaSet", "new"))
-    village.node("b", cpu="1")
-    village.step()
-    assert village.where("n0") == "b"
+        scheduler.member(f"p{at}", owner("ReplicaSet", "old"))
+    scheduler.step()
+    assert len(scheduler.placed_pods()) == 3
+    scheduler.workload("ReplicaSet", "new", deployment, desired, replicas=1)
+    scheduler.member("n0", owner("ReplicaSet", "new"))
+    scheduler.node("b", cpu="1")
+    scheduler.step()
+    assert scheduler.node_of("n0") == "b"
 
 
 def test_a_later_pod_of_a_job_goes_alone_when_others_have_succeeded():
-    village = Village()
-    village.workload("Job", "x", parallelism=2, completions=3)
+    scheduler = GroupScheduler()
+    scheduler.workload("Job", "x", parallelism=2, completions=3)
     for at in range(2):
-        village.member(f"p{at}", owner("Job", "x"))
-    village.step()
-    assert village.placed() == ["p0", "p1"]
-    village.member("p2", owner("Job", "x"))
-    village.step()
-    assert village.placed() == ["p0", "p1", "p2"]
+        scheduler.member(f"p{at}", owner("Job", "x"))
+    scheduler.step()
+    assert scheduler.placed_pods() == ["p0", "p1"]
+    scheduler.member("p2", owner("Job", "x"))
+    scheduler.step()
+    assert scheduler.placed_pods() == ["p0", "p1", "p2"]
 
 
 def test_a_bare_name_on_pods_of_other_schedulers_ties_nobody():
-    village = Village()
-    village.workload("ReplicaSet", "x", replicas=2)
-    village.member("f0", owner("ReplicaSet", "x"), label=True, schedulerName="others", nodeName="a")
-    village.step()
-    assert village.harness.pods.entries["uid-f0"].group is None
+    scheduler = GroupScheduler()
+    scheduler.workload("ReplicaSet", "x", replicas=2)
+    scheduler.member("f0", owner("ReplicaSet", "x"), label=True, schedulerName="others", nodeName="a")
+    scheduler.step()
+    assert scheduler.parts.pods.entries["uid-f0"].group is None
 
 
 def test_what_is_kept_of_owners_goes_with_the_last_member():
-    village = Village()
-    village.workload("Job", "x", parallelism=2)
+    scheduler = GroupScheduler()
+    scheduler.workload("Job", "x", parallelism=2)
     for at in range(2):
-        village.member(f"p{at}", owner("Job", "x"))
-    village.step()
-    assert village.harness.cache.sizes_wanted
+        scheduler.member(f"p{at}", owner("Job", "x"))
+    scheduler.step()
+    assert scheduler.parts.cache.sizing_workloads
     for at in range(2):
-        village.gone(f"p{at}")
-    village.step()
-    assert not village.harness.cache.sizes_wanted
+        scheduler.delete(f"p{at}")
+    scheduler.step()
+    assert not scheduler.parts.cache.sizing_workloads
 
 
 def test_of_a_gangs_spare_pods_those_go_first_that_are_lowest_by_the_preferred_annotation():
-    village = Village(Options(priority_annotation="rank", priority_preferred=True))
+    scheduler = GroupScheduler(Options(priority_annotation="rank", priority_preferred=True))
     ties: list[tuple[list[int], list[int]]] = []
-    village.harness.pods.tied = lambda key, core, spare: ties.append((list(core), list(spare)))
+    scheduler.parts.pods.tie = lambda key, core, spare: ties.append((list(core), list(spare)))
     for at, rank in enumerate(("5", "1", "9")):
         said = {"pod-group": "ring", "pod-group-size": "2", "rank": rank}
-        village.pod(f"p{at}", annotations=said, priority=10 - at)
-    village.step()
-    assert village.placed() == ["p0", "p1", "p2"]
-    assert ties[-1][1] == [village.job("p1")]
+        scheduler.pod(f"p{at}", annotations=said, priority=10 - at)
+    scheduler.step()
+    assert scheduler.placed_pods() == ["p0", "p1", "p2"]
+    assert ties[-1][1] == [scheduler.job("p1")]

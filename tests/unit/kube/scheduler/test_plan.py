@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from hodei.kube.scheduler.build import Options, build_scheduler
-from hodei.kube.scheduler.commands import in_words
-from hodei.kube.scheduler.plan import Planned, plan_all, read_manifests
-from hodei.kube.scheduler.pod_reader import Reader, Reading
-from hodei.kube.scheduler.why import _answer
+from hodei.kube.scheduler.commands import render_answer
+from hodei.kube.scheduler.explain import Planned, _plan_answer, plan_workloads, read_manifests
+from hodei.kube.scheduler.pod_reader import Reader, ReaderOptions
 from hodei.model.errors import InvalidInput
-from unit.kube.podding import a_node
+from unit.kube.pod_factory import a_node
 
 NOW_MS = 1_800_000_000_000
 
@@ -40,10 +39,10 @@ def planned(tmp_path: Path, *documents: dict[str, Any], nodes: dict[str, Any] | 
     harness = build_scheduler(Options(), tries=0)
     for name, fields in (nodes or {"a": {"cpu": "4"}, "b": {"cpu": "2"}}).items():
         room = {"cpu": fields.pop("cpu"), "memory": "64Gi", "pods": "110"}
-        harness.pods.node_moved(name, None, a_node(name, allocatable=room, **fields))
+        harness.pods.node_changed(name, None, a_node(name, allocatable=room, **fields))
     harness.controller.step(NOW_MS, harness.pods.take_facts())
-    reader = Reader(harness.cache, Reading())
-    found = plan_all(harness, reader, read_manifests([file], "ns"), NOW_MS)
+    reader = Reader(harness.cache, ReaderOptions())
+    found = plan_workloads(harness, reader, read_manifests([file], "ns"), NOW_MS)
     table = harness.controller.cluster.table
     assert all(not used for used in (table.usage(row) for row in range(len(table.names))))
     return found
@@ -68,7 +67,7 @@ def test_all_pods_of_a_workload_are_judged(tmp_path: Path, document: dict[str, A
     assert one.nodes == {"a": 4, "b": 2}
     assert one.first is not None
     assert one.first.code == "INSUFFICIENT_CPU"
-    said = in_words(_answer(one, Options(), []), planned=True)
+    said = render_answer(_plan_answer(one, Options(), []), planned=True)
     assert f"{document['kind']} ns/x: 6 of 50 pods would start now (4 on a, 2 on b); 44 would wait" in said
     assert "Insufficient cpu" in said
 
@@ -84,14 +83,14 @@ def test_what_comes_later_in_a_file_has_what_is_left(tmp_path: Path):
     assert (first.now, first.waiting) == (5, 0)
     assert (service.workload.kind, service.now) == ("Pod", 1)
     assert (second.now, second.waiting) == (0, 1)
-    assert "Job ns/last: 0 of 1 pods would start now; 1 would wait" in in_words(
-        _answer(second, Options(), []), planned=True
+    assert "Job ns/last: 0 of 1 pods would start now; 1 would wait" in render_answer(
+        _plan_answer(second, Options(), []), planned=True
     )
 
 
 def test_all_that_fit_are_said_to(tmp_path: Path):
     (one,) = planned(tmp_path, made("Deployment", replicas=3, template=template()))
-    said = in_words(_answer(one, Options(), []), planned=True)
+    said = render_answer(_plan_answer(one, Options(), []), planned=True)
     assert said.startswith("Deployment ns/x: all 3 pods would start now (")
 
 
@@ -167,4 +166,4 @@ def test_what_cannot_be_planned_is_told(tmp_path: Path, document: Any):
 
 def test_none_are_none(tmp_path: Path):
     (one,) = planned(tmp_path, made("Deployment", replicas=0, template=template()))
-    assert "makes no pods" in in_words(_answer(one, Options(), []), planned=True)
+    assert "creates no pods" in render_answer(_plan_answer(one, Options(), []), planned=True)

@@ -10,59 +10,59 @@ import pytest
 from msgspec import structs
 
 from hodei.control.controller import Step
-from hodei.kube.api.objects import Claim, Pod, StorageClass, Volume, from_plain
+from hodei.kube.api.objects import Claim, Pod, StorageClass, Volume, from_builtins
 from hodei.kube.scheduler.build import Options, build_scheduler
 from hodei.kube.scheduler.groups import Entry
 from hodei.model.effects import Start
-from unit.kube.podding import a_node, a_pod
+from unit.kube.pod_factory import a_node, a_pod
 
 RING = {"pod-group": "ring", "pod-group-size": "2"}
 
 
-class Played:
+class PodScheduler:
     """A pod scheduler without a cluster: time goes on by a second with every step."""
 
     def __init__(self, **options: Any) -> None:
-        self.harness = build_scheduler(Options(**options))
-        self.pods = self.harness.pods
+        self.parts = build_scheduler(Options(**options))
+        self.pods = self.parts.pods
         self.now_ms = 1_800_000_000_000
         self.pods._now_ms = lambda: self.now_ms
         self._known: dict[str, Pod] = {}
 
     def node(self, name: str = "n1", **fields: Any) -> None:
         node = a_node(name, **fields)
-        self.pods.node_moved(name, self.pods.node(name), node)
+        self.pods.node_changed(name, self.pods.nodes.get(name), node)
 
     def lose(self, name: str) -> None:
-        self.pods.node_moved(name, self.pods.node(name), None)
+        self.pods.node_changed(name, self.pods.nodes.get(name), None)
 
     def pod(self, name: str, cpu: str = "1", **fields: Any) -> None:
         self.put(a_pod(name, requests={"cpu": cpu, "memory": "1Mi"}, **{"schedulerName": "hodei", **fields}))
 
     def put(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        self.pods.moved(uid, self._known.get(uid), pod)
+        self.pods.pod_changed(uid, self._known.get(uid), pod)
         self._known[uid] = pod
 
     def delete(self, name: str) -> None:
-        self.pods.moved(f"uid-{name}", self._known.pop(f"uid-{name}"), None)
+        self.pods.pod_changed(f"uid-{name}", self._known.pop(f"uid-{name}"), None)
 
     def step(self) -> Step:
         self.now_ms += 1000
-        return self.harness.controller.step(self.now_ms, self.pods.take_facts())
+        return self.parts.controller.step(self.now_ms, self.pods.take_facts())
 
     def place(self) -> dict[str, str]:
         """A step, and what it placed: the node of each pod by its name. Nothing is bound yet."""
-        return {entry.pod.metadata.name: entry.node for entry in self.placed()}
+        return {entry.pod.metadata.name: entry.node for entry in self.placed_entries()}
 
-    def placed(self) -> list[Entry]:
+    def placed_entries(self) -> list[Entry]:
         step = self.step()
-        return self.pods.placed([act for act in step.acts if isinstance(act, Start)], self.now_ms)
+        return self.pods.place([act for act in step.acts if isinstance(act, Start)], self.now_ms)
 
     def bind(self, name: str) -> None:
         """The API has heard the binding, and the watch tells it."""
         entry = self.entry(name)
-        self.pods.bound(entry.uid, entry.run)
+        self.pods.mark_bound(entry.uid, entry.run)
         self.put(structs.replace(entry.pod, spec=structs.replace(entry.pod.spec, node_name=entry.node)))
 
     def entry(self, name: str) -> Entry:
@@ -71,13 +71,13 @@ class Played:
     def used(self, node: str = "n1") -> int:
         """Milli-CPUs that are taken on a node, once all is learnt."""
         self.step()
-        table = self.harness.controller.cluster.table
+        table = self.parts.controller.cluster.table
         return int(table.holds[table.row[node]].used.get("cpu", 0))
 
 
 @pytest.fixture
-def played() -> Played:
-    made = Played()
+def scheduler() -> PodScheduler:
+    made = PodScheduler()
     made.node()
     return made
 
@@ -85,13 +85,13 @@ def played() -> Played:
 # --------------------------------------------------------------------------------------------------- one pod
 
 
-def test_a_pod_of_ours_is_placed_and_counts_from_then_on(played: Played):
-    played.pod("a")
-    assert played.place() == {"a": "n1"}
-    assert played.used() == 1000
-    played.bind("a")
-    assert played.used() == 1000
-    assert played.entry("a").stage == "bound"
+def test_a_pod_of_ours_is_placed_and_counts_from_then_on(scheduler: PodScheduler):
+    scheduler.pod("a")
+    assert scheduler.place() == {"a": "n1"}
+    assert scheduler.used() == 1000
+    scheduler.bind("a")
+    assert scheduler.used() == 1000
+    assert scheduler.entry("a").stage == "bound"
 
 
 @pytest.mark.parametrize(
@@ -99,185 +99,185 @@ def test_a_pod_of_ours_is_placed_and_counts_from_then_on(played: Played):
     [{"schedulerName": "others"}, {"schedulingGates": [{"name": "x"}]}, {"deleted": True}],
     ids=["foreign", "gated", "leaving"],
 )
-def test_a_pod_is_left_alone_that_is(played: Played, fields: dict[str, Any]):
-    played.pod("a", **fields)
-    assert played.place() == {}
-    assert played.used() == 0
+def test_a_pod_is_left_alone_that_is(scheduler: PodScheduler, fields: dict[str, Any]):
+    scheduler.pod("a", **fields)
+    assert scheduler.place() == {}
+    assert scheduler.used() == 0
 
 
-def test_a_pod_counts_whoever_bound_it_until_it_is_gone(played: Played):
-    played.pod("theirs", cpu="3", schedulerName="others", nodeName="n1")
-    assert played.used() == 3000
-    played.pod("theirs", cpu="3", schedulerName="others", nodeName="n1", deleted=True)
-    assert played.used() == 3000
-    played.delete("theirs")
-    assert played.used() == 0
+def test_a_pod_counts_whoever_bound_it_until_it_is_gone(scheduler: PodScheduler):
+    scheduler.pod("theirs", cpu="3", schedulerName="others", nodeName="n1")
+    assert scheduler.used() == 3000
+    scheduler.pod("theirs", cpu="3", schedulerName="others", nodeName="n1", deleted=True)
+    assert scheduler.used() == 3000
+    scheduler.delete("theirs")
+    assert scheduler.used() == 0
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_pod_that_is_over_holds_nothing(played: Played, phase: str):
-    played.pod("a", nodeName="n1")
-    assert played.used() == 1000
-    played.pod("a", nodeName="n1", status={"phase": phase})
-    assert played.used() == 0
+def test_a_pod_that_is_over_holds_nothing(scheduler: PodScheduler, phase: str):
+    scheduler.pod("a", nodeName="n1")
+    assert scheduler.used() == 1000
+    scheduler.pod("a", nodeName="n1", status={"phase": phase})
+    assert scheduler.used() == 0
 
 
-def test_a_pod_whose_gate_is_lifted_is_placed(played: Played):
-    played.pod("a", schedulingGates=[{"name": "x"}])
-    assert played.place() == {}
-    played.pod("a")
-    assert played.place() == {"a": "n1"}
+def test_a_pod_whose_gate_is_lifted_is_placed(scheduler: PodScheduler):
+    scheduler.pod("a", schedulingGates=[{"name": "x"}])
+    assert scheduler.place() == {}
+    scheduler.pod("a")
+    assert scheduler.place() == {"a": "n1"}
 
 
-def test_a_pod_that_is_deleted_before_it_is_bound_leaves_its_room(played: Played):
-    played.pod("a", cpu="4")
-    played.place()
-    played.delete("a")
-    assert played.used() == 0
+def test_a_pod_that_is_deleted_before_it_is_bound_leaves_its_room(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="4")
+    scheduler.place()
+    scheduler.delete("a")
+    assert scheduler.used() == 0
 
 
-def test_a_binding_that_is_refused_frees_the_room_and_the_pod_waits_again(played: Played):
-    played.pod("a", cpu="4")
-    played.place()
-    entry = played.entry("a")
-    played.pods.not_bound(entry.uid, entry.run, "no")
-    assert played.entry("a").stage == "queued"
-    assert played.used() == 0
-    again = [played.place() for _ in range(15)]
+def test_a_binding_that_is_refused_frees_the_room_and_the_pod_waits_again(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="4")
+    scheduler.place()
+    entry = scheduler.entry("a")
+    scheduler.pods.mark_not_bound(entry.uid, entry.run, "no")
+    assert scheduler.entry("a").stage == "queued"
+    assert scheduler.used() == 0
+    again = [scheduler.place() for _ in range(15)]
     assert {"a": "n1"} in again
 
 
-def test_a_binding_of_a_pod_that_is_gone_is_forgotten(played: Played):
-    played.pod("a")
-    played.place()
-    entry = played.entry("a")
-    played.pods.not_bound(entry.uid, entry.run, "not found", gone=True)
-    assert played.used() == 0
-    assert "uid-a" not in played.pods.entries
+def test_a_binding_of_a_pod_that_is_gone_is_forgotten(scheduler: PodScheduler):
+    scheduler.pod("a")
+    scheduler.place()
+    entry = scheduler.entry("a")
+    scheduler.pods.mark_not_bound(entry.uid, entry.run, "not found", removed=True)
+    assert scheduler.used() == 0
+    assert "uid-a" not in scheduler.pods.entries
 
 
-def test_a_pod_that_somebody_else_bound_elsewhere_counts_there(played: Played):
-    played.node("n2")
-    played.pod("a", cpu="3")
-    mine = played.place()["a"]
+def test_a_pod_that_somebody_else_bound_elsewhere_counts_there(scheduler: PodScheduler):
+    scheduler.node("n2")
+    scheduler.pod("a", cpu="3")
+    mine = scheduler.place()["a"]
     other = {"n1": "n2", "n2": "n1"}[mine]
-    entry = played.entry("a")
-    played.pod("a", cpu="3", nodeName=other)
-    played.pods.not_bound(entry.uid, entry.run, "already assigned")
-    assert (played.used(mine), played.used(other)) == (0, 3000)
+    entry = scheduler.entry("a")
+    scheduler.pod("a", cpu="3", nodeName=other)
+    scheduler.pods.mark_not_bound(entry.uid, entry.run, "already assigned")
+    assert (scheduler.used(mine), scheduler.used(other)) == (0, 3000)
 
 
 # ---------------------------------------------------------------------------------------------------- nodes
 
 
-def test_pods_of_a_node_that_goes_and_comes_back_count_again(played: Played):
-    played.pod("a", cpu="3", nodeName="n1")
-    played.step()
-    played.lose("n1")
-    played.step()
-    played.node("n1")
-    assert played.used() == 3000
-    played.delete("a")
-    assert played.used() == 0
+def test_pods_of_a_node_that_goes_and_comes_back_count_again(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="3", nodeName="n1")
+    scheduler.step()
+    scheduler.lose("n1")
+    scheduler.step()
+    scheduler.node("n1")
+    assert scheduler.used() == 3000
+    scheduler.delete("a")
+    assert scheduler.used() == 0
 
 
-def test_a_pod_on_a_node_that_is_not_known_counts_when_it_comes(played: Played):
-    played.pod("a", cpu="3", nodeName="late")
-    played.step()
-    played.node("late")
-    assert played.used("late") == 3000
+def test_a_pod_on_a_node_that_is_not_known_counts_when_it_comes(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="3", nodeName="late")
+    scheduler.step()
+    scheduler.node("late")
+    assert scheduler.used("late") == 3000
 
 
-def test_a_binding_that_was_heard_after_its_node_went_counts_when_the_node_comes_back(played: Played):
-    played.pod("a", cpu="3")
-    played.place()
-    entry = played.entry("a")
-    played.lose("n1")
-    played.step()
-    played.pods.bound(entry.uid, entry.run)
-    played.pod("a", cpu="3", nodeName="n1")
-    played.step()
-    played.node("n1")
-    assert played.used() == 3000
+def test_a_binding_that_was_heard_after_its_node_went_counts_when_the_node_comes_back(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="3")
+    scheduler.place()
+    entry = scheduler.entry("a")
+    scheduler.lose("n1")
+    scheduler.step()
+    scheduler.pods.mark_bound(entry.uid, entry.run)
+    scheduler.pod("a", cpu="3", nodeName="n1")
+    scheduler.step()
+    scheduler.node("n1")
+    assert scheduler.used() == 3000
 
 
-def test_a_binding_that_failed_because_its_node_went_is_tried_elsewhere(played: Played):
-    played.pod("a", cpu="3")
-    played.place()
-    entry = played.entry("a")
-    played.lose("n1")
-    played.step()
-    played.pods.not_bound(entry.uid, entry.run, "node n1 has gone")
-    played.node("n2")
-    assert played.place() == {"a": "n2"}
+def test_a_binding_that_failed_because_its_node_went_is_tried_elsewhere(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="3")
+    scheduler.place()
+    entry = scheduler.entry("a")
+    scheduler.lose("n1")
+    scheduler.step()
+    scheduler.pods.mark_not_bound(entry.uid, entry.run, "node n1 has gone")
+    scheduler.node("n2")
+    assert scheduler.place() == {"a": "n2"}
 
 
-def test_room_that_another_took_since_the_decision_is_seen_before_the_binding(played: Played):
-    played.pod("a", cpu="3")
-    played.place()
-    assert played.pods.crowded(played.entry("a")) == ""
-    played.pod("small", cpu="1", schedulerName="others", nodeName="n1")
-    assert played.pods.crowded(played.entry("a")) == ""
-    played.pod("large", cpu="2", schedulerName="others", nodeName="n1")
-    assert played.pods.crowded(played.entry("a")) == "cpu"
+def test_room_that_another_took_since_the_decision_is_seen_before_the_binding(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="3")
+    scheduler.place()
+    assert scheduler.pods.lacking_resource(scheduler.entry("a")) == ""
+    scheduler.pod("small", cpu="1", schedulerName="others", nodeName="n1")
+    assert scheduler.pods.lacking_resource(scheduler.entry("a")) == ""
+    scheduler.pod("large", cpu="2", schedulerName="others", nodeName="n1")
+    assert scheduler.pods.lacking_resource(scheduler.entry("a")) == "cpu"
 
 
 # ---------------------------------------------------------------------------------------------------- gangs
 
 
-def test_a_gang_waits_until_it_is_whole_and_its_pods_are_jobs_of_their_own_then(played: Played):
-    played.pod("a", annotations=RING)
-    assert played.place() == {}
-    assert [reason.code for reason in played.entry("a").reasons] == ["GANG_INCOMPLETE"]
-    played.pod("b", annotations=RING)
-    assert played.place() == {"a": "n1", "b": "n1"}
-    assert played.used() == 2000
-    played.delete("a")
-    assert played.used() == 1000
+def test_a_gang_waits_until_it_is_whole_and_its_pods_are_jobs_of_their_own_then(scheduler: PodScheduler):
+    scheduler.pod("a", annotations=RING)
+    assert scheduler.place() == {}
+    assert [reason.code for reason in scheduler.entry("a").reasons] == ["GANG_INCOMPLETE"]
+    scheduler.pod("b", annotations=RING)
+    assert scheduler.place() == {"a": "n1", "b": "n1"}
+    assert scheduler.used() == 2000
+    scheduler.delete("a")
+    assert scheduler.used() == 1000
 
 
-def test_after_a_restart_the_pods_that_were_bound_count_towards_the_gang(played: Played):
-    played.pod("a", annotations=RING, nodeName="n1")
-    played.pod("b", annotations=RING)
-    assert played.place() == {"b": "n1"}
-    assert played.used() == 2000
+def test_after_a_restart_the_pods_that_were_bound_count_towards_the_gang(scheduler: PodScheduler):
+    scheduler.pod("a", annotations=RING, nodeName="n1")
+    scheduler.pod("b", annotations=RING)
+    assert scheduler.place() == {"b": "n1"}
+    assert scheduler.used() == 2000
 
 
-def test_a_member_whose_binding_was_refused_is_tried_again(played: Played):
-    played.pod("a", annotations=RING)
-    played.pod("b", annotations=RING)
-    played.place()
-    played.bind("a")
-    entry = played.entry("b")
-    played.pods.not_bound(entry.uid, entry.run, "no")
-    assert played.used() == 1000
-    assert {"b": "n1"} in [played.place() for _ in range(15)]
-    assert played.used() == 2000
+def test_a_member_whose_binding_was_refused_is_tried_again(scheduler: PodScheduler):
+    scheduler.pod("a", annotations=RING)
+    scheduler.pod("b", annotations=RING)
+    scheduler.place()
+    scheduler.bind("a")
+    entry = scheduler.entry("b")
+    scheduler.pods.mark_not_bound(entry.uid, entry.run, "no")
+    assert scheduler.used() == 1000
+    assert {"b": "n1"} in [scheduler.place() for _ in range(15)]
+    assert scheduler.used() == 2000
 
 
-def test_a_gang_with_too_little_room_takes_none(played: Played):
+def test_a_gang_with_too_little_room_takes_none(scheduler: PodScheduler):
     for name in ("a", "b"):
-        played.pod(name, cpu="3", annotations=RING)
-    assert played.place() == {}
-    assert played.used() == 0
-    played.node("n2")
-    assert set(played.place()) == {"a", "b"}
+        scheduler.pod(name, cpu="3", annotations=RING)
+    assert scheduler.place() == {}
+    assert scheduler.used() == 0
+    scheduler.node("n2")
+    assert set(scheduler.place()) == {"a", "b"}
 
 
-def test_two_groups_of_one_name_in_two_namespaces_are_two(played: Played):
-    played.pod("a", annotations=RING)
-    played.pod("b", annotations=RING, namespace="elsewhere")
-    assert played.place() == {}
+def test_two_groups_of_one_name_in_two_namespaces_are_two(scheduler: PodScheduler):
+    scheduler.pod("a", annotations=RING)
+    scheduler.pod("b", annotations=RING, namespace="elsewhere")
+    assert scheduler.place() == {}
 
 
 # -------------------------------------------------------------------------------------------------- storage
 
 
-def test_a_pod_with_claims_is_read_again_when_storage_changes(played: Played):
-    cache = played.harness.cache
-    played.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
-    assert played.place() == {}
-    assert [reason.code for reason in played.entry("a").reasons] == ["VOLUME_MISSING"]
+def test_a_pod_with_claims_is_read_again_when_storage_changes(scheduler: PodScheduler):
+    cache = scheduler.parts.cache
+    scheduler.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+    assert scheduler.place() == {}
+    assert [reason.code for reason in scheduler.entry("a").reasons] == ["VOLUME_MISSING"]
     waits = {
         "metadata": {"name": "later"},
         "provisioner": "kubernetes.io/no-provisioner",
@@ -287,54 +287,54 @@ def test_a_pod_with_claims_is_read_again_when_storage_changes(played: Played):
         "metadata": {"name": "data", "namespace": "ns"},
         "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]},
     }
-    cache.classes.changed("ADDED", from_plain(waits, StorageClass))
-    cache.claims.changed("ADDED", from_plain(claim, Claim))
-    assert played.place() == {}
-    assert played.entry("a").stage == "queued"  # it is tried now, and finds no volume
+    cache.classes.changed("ADDED", from_builtins(waits, StorageClass))
+    cache.claims.changed("ADDED", from_builtins(claim, Claim))
+    assert scheduler.place() == {}
+    assert scheduler.entry("a").stage == "queued"  # it is tried now, and finds no volume
     volume = {"metadata": {"name": "pv"}, "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]}}
-    cache.volumes.changed("ADDED", from_plain(volume, Volume))
-    assert played.place() == {"a": "n1"}
+    cache.volumes.changed("ADDED", from_builtins(volume, Volume))
+    assert scheduler.place() == {"a": "n1"}
 
 
 # ------------------------------------------------------------------------------------------ what pods are told
 
 
-def told(played: Played, name: str) -> str:
+def told(scheduler: PodScheduler, name: str) -> str:
     """What a pod that was tried, or was not even tried, would be told."""
-    entry = played.entry(name)
-    if entry.stage == "aside":
-        return played.harness.explainer.aside(entry.reasons).message
-    line = next(iter(played.harness.controller.queues.values()))
+    entry = scheduler.entry(name)
+    if entry.stage == "inactive":
+        return scheduler.parts.explainer.not_tried(entry.reasons).message
+    line = next(iter(scheduler.parts.controller.queues.values()))
     gang = line.gangs[entry.id]
     refusal = line.refusal_of(gang)
     assert refusal is not None
-    return played.harness.explainer.refused(gang, refusal, played.now_ms).message
+    return scheduler.parts.explainer.refused(gang, refusal, scheduler.now_ms).message
 
 
-def test_a_pod_that_finds_no_room_is_told_in_upstream_s_words(played: Played):
-    played.pod("a", cpu="8")
-    played.place()
-    assert told(played, "a") == (
+def test_a_pod_that_finds_no_room_is_told_in_upstream_s_words(scheduler: PodScheduler):
+    scheduler.pod("a", cpu="8")
+    scheduler.place()
+    assert told(scheduler, "a") == (
         "0/1 nodes are available: 1 Insufficient cpu."
         " preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
     )
 
 
-def test_a_gang_is_told_how_far_it_got(played: Played):
+def test_a_gang_is_told_how_far_it_got(scheduler: PodScheduler):
     for name in ("a", "b"):
-        played.pod(name, cpu="3", annotations=RING)
-    played.place()
-    assert told(played, "a").startswith("1 of 2 pods of the group fit; for the next one 0/1 nodes are available:")
+        scheduler.pod(name, cpu="3", annotations=RING)
+    scheduler.place()
+    assert told(scheduler, "a").startswith("1 of 2 pods of the group fit; for the next one 0/1 nodes are available:")
 
 
-def test_who_waits_for_its_group_does_not_ask_for_nodes(played: Played):
+def test_who_waits_for_its_group_does_not_ask_for_nodes(scheduler: PodScheduler):
     """An autoscaler would buy some for `Unschedulable`."""
-    played.pod("a", annotations=RING)
-    played.place()
-    assert played.harness.explainer.aside(played.entry("a").reasons).reason == "WaitingForPodGroup"
+    scheduler.pod("a", annotations=RING)
+    scheduler.place()
+    assert scheduler.parts.explainer.not_tried(scheduler.entry("a").reasons).reason == "WaitingForPodGroup"
 
 
-def test_a_claim_that_is_missing_is_told_before_any_node(played: Played):
-    played.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
-    played.place()
-    assert told(played, "a").startswith('0/1 nodes are available: persistentvolumeclaim "data" not found.')
+def test_a_claim_that_is_missing_is_told_before_any_node(scheduler: PodScheduler):
+    scheduler.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+    scheduler.place()
+    assert told(scheduler, "a").startswith('0/1 nodes are available: persistentvolumeclaim "data" not found.')

@@ -10,98 +10,98 @@ import pytest
 
 from hodei.kube.api.objects import Meta, Node, Pod
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.cache import Indexer, Refusals, Refused, by_name, by_uid
+from hodei.kube.scheduler.cache import Indexer, Refusals, RefusedObject, by_name, by_uid
 from hodei.kube.scheduler.pods import Entry
 from hodei.model.config import SchedulingConfig
-from unit.kube.podding import a_node, a_pod
-from unit.kube.town import Town
+from unit.kube.fake_cluster import FakeCluster
+from unit.kube.pod_factory import a_node, a_pod
 
 BATCH = Options(scheduling=msgspec.convert({"profiles": {"default": {"queue": "batch"}}}, SchedulingConfig))
 MAX_EXEC = "kueue.x-k8s.io/max-exec-time-seconds"
 
 
-def entry(town: Town, name: str) -> Entry:
-    return town.harness.pods.entries[f"uid-{name}"]
+def entry(cluster: FakeCluster, name: str) -> Entry:
+    return cluster.parts.pods.entries[f"uid-{name}"]
 
 
 @pytest.mark.parametrize("options", [Options(), BATCH], ids=["priority", "batch"])
 @pytest.mark.parametrize("said", ["²", "٣", "9" * 25, "9" * 400, "-1", "1e3", "NaN"])
 def test_any_limit_of_kueue_leaves_the_scheduler_alive(said: str, options: Options):
-    town = Town(options)
-    town.node("a")
-    town.pod("odd", annotations={MAX_EXEC: said})
-    town.pod("others", annotations={MAX_EXEC: said}, schedulerName="default-scheduler", nodeName="a")
-    town.pod("sane")
-    town.step()
-    assert town.where("sane") == "a"
-    assert town.where("others") == "a"
+    cluster = FakeCluster(options)
+    cluster.node("a")
+    cluster.pod("odd", annotations={MAX_EXEC: said})
+    cluster.pod("others", annotations={MAX_EXEC: said}, schedulerName="default-scheduler", nodeName="a")
+    cluster.pod("sane")
+    cluster.step()
+    assert cluster.node_of("sane") == "a"
+    assert cluster.node_of("others") == "a"
     if set(said) == {"9"}:
-        assert town.where("odd") == "a"  # a number: no longer than a century
+        assert cluster.node_of("odd") == "a"  # a number: no longer than a century
     else:
-        assert [reason.code for reason in entry(town, "odd").reasons] == ["INVALID_POD"]
-        assert MAX_EXEC in entry(town, "odd").reasons[0].text
+        assert [reason.code for reason in entry(cluster, "odd").reasons] == ["INVALID_POD"]
+        assert MAX_EXEC in entry(cluster, "odd").reasons[0].text
 
 
 @pytest.mark.parametrize("said", ["²", "9" * 25, "--3"])
 def test_a_priority_that_is_no_number_is_none(said: str):
-    town = Town(Options(priority_annotation="p"))
-    town.node("a")
-    town.pod("odd", annotations={"p": said})
-    town.step()
-    assert town.where("odd") == "a"
+    cluster = FakeCluster(Options(priority_annotation="p"))
+    cluster.node("a")
+    cluster.pod("odd", annotations={"p": said})
+    cluster.step()
+    assert cluster.node_of("odd") == "a"
 
 
 def test_what_cannot_be_read_of_a_node_is_not_there_and_the_rest_is(caplog: pytest.LogCaptureFixture):
-    town = Town()
-    told: list[Refused] = []
-    town.harness.refusals.told = told.append
+    cluster = FakeCluster()
+    told: list[RefusedObject] = []
+    cluster.parts.refusals.on_new = told.append
     room = {"cpu": "4", "memory": "64Gi", "pods": "110", "example.com/fpga": "-1"}
     with caplog.at_level(logging.WARNING):
-        town.harness.pods.node_moved("a", None, a_node("a", allocatable=room))
-        town.harness.pods.node_moved("a", None, a_node("a", allocatable=room))
-    town.pod("plain")
-    town.step()
-    assert town.where("plain") == "a"
+        cluster.parts.pods.node_changed("a", None, a_node("a", allocatable=room))
+        cluster.parts.pods.node_changed("a", None, a_node("a", allocatable=room))
+    cluster.pod("plain")
+    cluster.step()
+    assert cluster.node_of("plain") == "a"
     assert [(one.resource, one.name) for one in told] == [("/api/v1/nodes", "a")]
     assert "example.com/fpga" in told[0].why
     assert len([line for line in caplog.messages if "cannot be used" in line]) == 1
-    assert town.harness.refusals.now() == {"/api/v1/nodes": 1}
-    town.harness.pods.node_moved("a", None, a_node("a"))
-    assert town.harness.refusals.now() == {}
+    assert cluster.parts.refusals.now() == {"/api/v1/nodes": 1}
+    cluster.parts.pods.node_changed("a", None, a_node("a"))
+    assert cluster.parts.refusals.now() == {}
 
 
 def test_a_node_with_a_million_plain_gpus_is_a_node():
-    town = Town()
-    town.harness.pods.node_moved(
+    cluster = FakeCluster()
+    cluster.parts.pods.node_changed(
         "a", None, a_node("a", allocatable={"cpu": "4", "memory": "1Gi", "pods": "9", "gpu": "9E"})
     )
-    town.pod("plain")
-    town.step()
-    assert town.where("plain") == "a"
+    cluster.pod("plain")
+    cluster.step()
+    assert cluster.node_of("plain") == "a"
 
 
 def test_pods_that_ask_for_more_than_all_machines_together_do_not_overflow():
     """They name their node themselves, as anybody may."""
-    town = Town()
-    town.node("a")
+    cluster = FakeCluster()
+    cluster.node("a")
     for at in range(1100):
-        town.pod(f"huge-{at}", cpu="999999E", nodeName="a", schedulerName="nobody")
-    town.node("b")
-    town.pod("sane")
-    town.step()
-    assert town.where("sane") == "b"
+        cluster.pod(f"huge-{at}", cpu="999999E", nodeName="a", schedulerName="nobody")
+    cluster.node("b")
+    cluster.pod("sane")
+    cluster.step()
+    assert cluster.node_of("sane") == "b"
 
 
 @pytest.mark.parametrize("stamp", ["0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59Z", "²"])
 def test_no_time_on_a_pod_is_long_ago_or_to_come(stamp: str):
-    town = Town(Options(scheduling=msgspec.convert({"shares": {"enabled": True}}, SchedulingConfig)))
-    town.node("a")
-    town.pod("old", nodeName="a", status={"startTime": stamp, "phase": "Running"})
-    town.pod("sane")
-    town.step()
-    town.gone("old")
-    town.step()
-    assert town.where("sane") == "a"
+    cluster = FakeCluster(Options(scheduling=msgspec.convert({"shares": {"enabled": True}}, SchedulingConfig)))
+    cluster.node("a")
+    cluster.pod("old", nodeName="a", status={"startTime": stamp, "phase": "Running"})
+    cluster.pod("sane")
+    cluster.step()
+    cluster.delete("old")
+    cluster.step()
+    assert cluster.node_of("sane") == "a"
 
 
 # ------------------------------------------------------------------------------------------------- the shelf
@@ -132,17 +132,17 @@ def test_an_object_that_cannot_be_taken_in_is_refused_by_name_and_the_next_is_ta
 
 
 def test_what_can_no_longer_be_decoded_stays_as_it_was_until_it_is_deleted():
-    gone: list[str] = []
-    indexer, refusals = shelf_of(lambda name, before, after: gone.append(name) if after is None else None)
+    delete: list[str] = []
+    indexer, refusals = shelf_of(lambda name, before, after: delete.append(name) if after is None else None)
     indexer.listed([a_node("a"), a_node("b")])
     indexer.unreadable("MODIFIED", Meta(name="a"), "spec: expected object")
-    assert set(indexer.all) == {"a", "b"}
+    assert set(indexer.objects) == {"a", "b"}
     assert refusals.now() == {"/api/v1/nodes": 1}
     indexer.unreadable("ADDED", Meta(name="a"), "spec: expected object")
     indexer.listed([])
-    assert gone == ["b"]
+    assert delete == ["b"]
     indexer.unreadable("DELETED", Meta(name="a"), "spec: expected object")
-    assert gone == ["b", "a"]
+    assert delete == ["b", "a"]
     assert refusals.now() == {}
 
 

@@ -12,7 +12,7 @@ from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.reservations import Reservations, read_file
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import Fact
-from unit.kube.town import NOW_MS, Town
+from unit.kube.fake_cluster import NOW_MS, FakeCluster
 
 HOUR_MS = 3_600_000
 DEMO = """
@@ -28,34 +28,34 @@ for = "2h"
 def _read(tmp_path: Path, text: str) -> Options:
     file = tmp_path / "hodei.toml"
     file.write_text(text)
-    config, reserved = read_file(file)
-    return Options(scheduling=config.scheduling, reserved=reserved)
+    config, reservations = read_file(file)
+    return Options(scheduling=config.scheduling, reservations=reservations)
 
 
-def _begun(options: Options, *nodes: str, labels: dict[str, str] | None = None) -> tuple[Town, Reservations]:
-    town = Town(options)
+def _begun(options: Options, *nodes: str, labels: dict[str, str] | None = None) -> tuple[FakeCluster, Reservations]:
+    cluster = FakeCluster(options)
     for node in nodes:
-        town.node(node, labels=labels or {})
-    controller, pods = town.harness.controller, town.harness.pods
-    made = Reservations(options.reserved, controller, pods.take_facts, pods.give, lambda: town.now_ms)
-    return town, made
+        cluster.node(node, labels=labels or {})
+    controller, pods = cluster.parts.controller, cluster.parts.pods
+    made = Reservations(options.reservations, controller, pods.take_facts, pods.add_facts, lambda: cluster.now_ms)
+    return cluster, made
 
 
 def test_it_is_written_as_hodei_reserve_has_it(tmp_path: Path):
     options = _read(
         tmp_path, '[scheduling.profiles.default]\nqueue = "batch"\n' + DEMO.format(more="nodes = 2\ncpu = 1")
     )
-    (one,) = options.reserved
-    assert (one.wish.name, one.wish.project, one.wish.count, one.wish.request) == ("demo", "owner", 2, {"cpu": 1000})
-    assert (one.wish.start_ms, one.wish.end_ms) == (NOW_MS + HOUR_MS, NOW_MS + 3 * HOUR_MS)
+    (one,) = options.reservations
+    assert (one.spec.name, one.spec.project, one.spec.count, one.spec.request) == ("demo", "owner", 2, {"cpu": 1000})
+    assert (one.spec.start_ms, one.spec.end_ms) == (NOW_MS + HOUR_MS, NOW_MS + 3 * HOUR_MS)
     assert options.scheduling.profiles["default"].queue == "batch"
 
 
 def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
     page = (Path(__file__).parents[4] / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
     text = page[page.index("[[reservations]]") :].partition("```")[0]
-    (one,) = _read(tmp_path, text).reserved
-    assert (one.wish.name, one.wish.project, one.wish.request) == ("demo", "sales", {"cpu": 8000})
+    (one,) = _read(tmp_path, text).reservations
+    assert (one.spec.name, one.spec.project, one.spec.request) == ("demo", "sales", {"cpu": 8000})
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
         (DEMO.format(more='nodes = 1\nproject = "x"'), "both namespace and project"),
         (DEMO.format(more="nodes = 1\nnoodles = 2"), "noodles"),
         (DEMO.format(more='selector = "in in"'), "selector"),
-        (DEMO.format(more="nodes = 1") * 2, "is there twice"),
-        ('[[reservations]]\nname = "a"\nnamespace = "b"\nfrom = "+1h"\nfor = "1h"\nnodes = 1', "counted from now"),
-        ('[[reservations]]\nname = "a"\nnamespace = "b"\nfor = "1h"\nnodes = 1', "nobody says when it begins"),
+        (DEMO.format(more="nodes = 1") * 2, "is given twice"),
+        ('[[reservations]]\nname = "a"\nnamespace = "b"\nfrom = "+1h"\nfor = "1h"\nnodes = 1', "relative to now"),
+        ('[[reservations]]\nname = "a"\nnamespace = "b"\nfor = "1h"\nnodes = 1', "neither its start nor its end"),
         ("reservations = 3", "[[reservations]]"),
     ],
     ids=[
@@ -84,49 +84,49 @@ def test_what_is_wrong_with_one_is_told(tmp_path: Path, text: str, told: str):
 
 def test_one_that_is_over_stands_in_nobodys_way(tmp_path: Path):
     past = '[[reservations]]\nname = "old"\nnamespace = "b"\nfrom = 2020-01-01T00:00:00Z\nfor = "1h"\nnodes = 1'
-    town, made = _begun(_read(tmp_path, past), "n1")
-    asyncio.run(made.begin())
-    assert not town.harness.controller.cluster.availability.reservations
+    cluster, made = _begun(_read(tmp_path, past), "n1")
+    asyncio.run(made.start())
+    assert not cluster.parts.controller.cluster.availability.reservations
 
 
 def test_one_without_a_beginning_lasts_from_the_start_of_the_scheduler_on(tmp_path: Path):
     until = '[[reservations]]\nname = "now"\nnamespace = "b"\nuntil = 2028-01-01T00:00:00Z\nnodes = 1'
-    town, made = _begun(_read(tmp_path, until), "n1")
-    asyncio.run(made.begin())
-    reservation = town.harness.controller.cluster.availability.reservations["now"]
+    cluster, made = _begun(_read(tmp_path, until), "n1")
+    asyncio.run(made.start())
+    reservation = cluster.parts.controller.cluster.availability.reservations["now"]
     assert reservation.start_ms < NOW_MS < reservation.end_ms
 
 
 def test_it_is_there_before_anybody_who_waits_is_placed(tmp_path: Path):
-    town, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 1\ncpu = 3")), "n1")
-    town.pod("endless", "2")
-    town.pod("in-time", "2", estimate="30m")
-    town.pod("own", "2", namespace="owner")
-    asyncio.run(made.begin())
-    town.step()
-    assert (town.where("endless"), town.where("in-time"), town.where("own")) == ("", "n1", "n1")
+    cluster, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 1\ncpu = 3")), "n1")
+    cluster.pod("endless", "2")
+    cluster.pod("in-time", "2", estimate="30m")
+    cluster.pod("own", "2", namespace="owner")
+    asyncio.run(made.start())
+    cluster.step()
+    assert (cluster.node_of("endless"), cluster.node_of("in-time"), cluster.node_of("own")) == ("", "n1", "n1")
 
 
 def test_nodes_that_a_selector_picks_may_come_later(tmp_path: Path):
-    town, made = _begun(_read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"})
-    asyncio.run(made.begin())
-    town.step()
-    reservations = town.harness.controller.cluster.availability.reservations
+    cluster, made = _begun(_read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"})
+    asyncio.run(made.start())
+    cluster.step()
+    reservations = cluster.parts.controller.cluster.availability.reservations
     assert [node for node, _ in reservations["demo"].places] == ["n1"]
-    assert made.look() == []
-    town.node("n2", labels={"pool": "gpu"})
-    town.step()
-    facts: Sequence[Fact] = made.look()
-    town.step(*facts)
+    assert made.reconcile() == []
+    cluster.node("n2", labels={"pool": "gpu"})
+    cluster.step()
+    facts: Sequence[Fact] = made.reconcile()
+    cluster.step(*facts)
     assert [node for node, _ in reservations["demo"].places] == ["n1", "n2"]
-    assert made.look() == []
+    assert made.reconcile() == []
 
 
 def test_one_that_finds_no_room_yet_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    town, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 2\ncpu = 1")), "n1")
-    asyncio.run(made.begin())
+    cluster, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 2\ncpu = 1")), "n1")
+    asyncio.run(made.start())
     assert "reservation demo cannot be made yet" in caplog.text
-    town.node("n2")
-    town.step()
-    town.step(*made.look())
-    assert "demo" in town.harness.controller.cluster.availability.reservations
+    cluster.node("n2")
+    cluster.step()
+    cluster.step(*made.reconcile())
+    assert "demo" in cluster.parts.controller.cluster.availability.reservations

@@ -6,91 +6,91 @@ import asyncio
 from typing import Any, cast
 
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.messages import Told
+from hodei.kube.scheduler.messages import PendingStatus
 from hodei.kube.scheduler.status_reporter import PAUSE_MS, StatusReporter
-from unit.kube.town import Town
+from unit.kube.fake_cluster import FakeCluster
 
 
-class Crier:
-    """A town with a Telling whose reports are kept and not sent."""
+class ReportingScheduler:
+    """A cluster with a status reporter whose reports are kept and not sent."""
 
     def __init__(self) -> None:
-        self.town = Town()
-        harness = self.town.harness
-        self.telling = StatusReporter(harness.controller, harness.pods, cast("Any", None), harness.explainer)
+        self.cluster = FakeCluster()
+        parts = self.cluster.parts
+        self.reporter = StatusReporter(parts.controller, parts.pods, cast("Any", None), parts.explainer)
 
     def step(self) -> int:
         """How many reports one step gives cause for."""
-        return len(list(self.telling.after(self.town.step(), self.town.now_ms)))
+        return len(list(self.reporter.reports_for(self.cluster.step(), self.cluster.now_ms)))
 
-    def late(self, after_ms: int) -> int:
-        self.town.now_ms += after_ms
-        return len(list(self.telling.late(self.town.now_ms)))
+    def due_reports(self, after_ms: int) -> int:
+        self.cluster.now_ms += after_ms
+        return len(list(self.reporter.due_reports(self.cluster.now_ms)))
 
-    def told(self, name: str) -> str:
-        return self.town.harness.pods.entries[f"uid-{name}"].told or ""
+    def reported(self, name: str) -> str:
+        return self.cluster.parts.pods.entries[f"uid-{name}"].reported or ""
 
 
-def a_full_town() -> Crier:
-    crier = Crier()
-    crier.town.node("a", cpu="4")
-    crier.town.pod("first", cpu="4", nodeName="a")
-    crier.step()
-    return crier
+def a_full_cluster() -> ReportingScheduler:
+    scheduler = ReportingScheduler()
+    scheduler.cluster.node("a", cpu="4")
+    scheduler.cluster.pod("first", cpu="4", nodeName="a")
+    scheduler.step()
+    return scheduler
 
 
 def test_all_who_sleep_behind_one_refusal_are_told() -> None:
-    crier = a_full_town()
+    scheduler = a_full_cluster()
     for name in ("x", "y", "z"):
-        crier.town.pod(name, cpu="2")
-    assert crier.step() == 3
-    assert crier.told("z") == crier.told("x") != ""
+        scheduler.cluster.pod(name, cpu="2")
+    assert scheduler.step() == 3
+    assert scheduler.reported("z") == scheduler.reported("x") != ""
 
 
 def test_a_pod_that_comes_later_to_sleep_with_the_others_is_told_too() -> None:
-    crier = a_full_town()
-    crier.town.pod("x", cpu="2")
-    crier.step()
-    crier.town.pod("y", cpu="2")
-    assert crier.step() == 1
-    assert crier.told("y") == crier.told("x")
+    scheduler = a_full_cluster()
+    scheduler.cluster.pod("x", cpu="2")
+    scheduler.step()
+    scheduler.cluster.pod("y", cpu="2")
+    assert scheduler.step() == 1
+    assert scheduler.reported("y") == scheduler.reported("x")
 
 
 def test_new_numbers_are_told_after_a_pause_and_only_the_newest() -> None:
-    crier = a_full_town()
-    crier.town.pod("x", cpu="8")
-    crier.step()
-    first = crier.told("x")
+    scheduler = a_full_cluster()
+    scheduler.cluster.pod("x", cpu="8")
+    scheduler.step()
+    first = scheduler.reported("x")
     for name in ("b", "c", "d"):
-        crier.town.node(name, cpu="4")
-        crier.town.now_ms += 100
-        assert crier.step() == 0
-    assert crier.told("x") == first
-    assert crier.late(PAUSE_MS) == 1
-    assert "0/4 nodes" in crier.told("x")
-    assert crier.late(PAUSE_MS) == 0
+        scheduler.cluster.node(name, cpu="4")
+        scheduler.cluster.now_ms += 100
+        assert scheduler.step() == 0
+    assert scheduler.reported("x") == first
+    assert scheduler.due_reports(PAUSE_MS) == 1
+    assert "0/4 nodes" in scheduler.reported("x")
+    assert scheduler.due_reports(PAUSE_MS) == 0
 
 
 def test_another_reason_is_told_at_once() -> None:
-    crier = a_full_town()
+    scheduler = a_full_cluster()
     said = {"pod-group": "ring", "pod-group-size": "2"}
-    crier.town.pod("x", cpu="2", annotations=said)
-    assert crier.step() == 1
-    crier.town.pod("y", cpu="2", annotations=said)
-    assert crier.step() == 2
-    assert crier.told("x") == crier.told("y")
+    scheduler.cluster.pod("x", cpu="2", annotations=said)
+    assert scheduler.step() == 1
+    scheduler.cluster.pod("y", cpu="2", annotations=said)
+    assert scheduler.step() == 2
+    assert scheduler.reported("x") == scheduler.reported("y")
 
 
 def test_who_has_found_a_node_meanwhile_is_left_in_peace() -> None:
-    crier = a_full_town()
-    crier.town.pod("x", cpu="2")
-    crier.step()
-    crier.town.node("b", cpu="1")
-    crier.step()
-    crier.town.node("c", cpu="4")
-    crier.step()
-    assert crier.town.where("x") == "c"
-    assert crier.late(PAUSE_MS) == 0
+    scheduler = a_full_cluster()
+    scheduler.cluster.pod("x", cpu="2")
+    scheduler.step()
+    scheduler.cluster.node("b", cpu="1")
+    scheduler.step()
+    scheduler.cluster.node("c", cpu="4")
+    scheduler.step()
+    assert scheduler.cluster.node_of("x") == "c"
+    assert scheduler.due_reports(PAUSE_MS) == 0
 
 
 # ------------------------------------------------------------------------------------------------ in order
@@ -111,7 +111,7 @@ class SlowActor:
         await self.doors[-1].wait()
         self.done.append(said)
 
-    async def say_failed(self, pod: Pod, text: str) -> None:
+    async def record_failed(self, pod: Pod, text: str) -> None:
         return
 
 
@@ -120,27 +120,27 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def slow_town() -> tuple[Crier, SlowActor]:
-    crier, actor = a_full_town(), SlowActor()
-    crier.town.pod("x", cpu="2")
-    crier.step()
-    harness = crier.town.harness
-    crier.telling = StatusReporter(harness.controller, harness.pods, cast("Any", actor), harness.explainer)
-    return crier, actor
+def slow_town() -> tuple[ReportingScheduler, SlowActor]:
+    scheduler, actor = a_full_cluster(), SlowActor()
+    scheduler.cluster.pod("x", cpu="2")
+    scheduler.step()
+    parts = scheduler.cluster.parts
+    scheduler.reporter = StatusReporter(parts.controller, parts.pods, cast("Any", actor), parts.explainer)
+    return scheduler, actor
 
 
 def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins():
     async def story() -> None:
-        crier, actor = slow_town()
-        id = crier.town.job("x")
-        entry = crier.town.harness.pods.entries["uid-x"]
+        scheduler, actor = slow_town()
+        id = scheduler.cluster.job("x")
+        entry = scheduler.cluster.parts.pods.entries["uid-x"]
         tasks = []
         for at, text in enumerate(("first", "second", "third")):
-            entry.told_ms = 0
-            for work in crier.telling.tell(id, Told(f"Reason{at}", text)):
+            entry.reported_ms = 0
+            for work in scheduler.reporter.report(id, PendingStatus(f"Reason{at}", text)):
                 tasks.append(asyncio.create_task(work()))  # type: ignore[arg-type]
             await turn()
-        nominating = crier.telling._queued(entry, None, "a")
+        nominating = scheduler.reporter._enqueue(entry, None, "a")
         tasks.append(asyncio.create_task(nominating()))
         await turn()
         assert actor.begun == ["first"]
@@ -156,20 +156,22 @@ def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins()
 
 def test_no_condition_arrives_after_the_binding():
     async def story() -> None:
-        crier, actor = slow_town()
-        id, entry = crier.town.job("x"), crier.town.harness.pods.entries["uid-x"]
-        telling = [asyncio.create_task(work()) for work in crier.telling.tell(id, Told("One", "first"))]  # type: ignore[arg-type]
+        scheduler, actor = slow_town()
+        id, entry = scheduler.cluster.job("x"), scheduler.cluster.parts.pods.entries["uid-x"]
+        reporter = [
+            asyncio.create_task(work()) for work in scheduler.reporter.report(id, PendingStatus("One", "first"))
+        ]  # type: ignore[arg-type]
         await turn()
         assert actor.begun == ["first"]
-        late = [*crier.telling.tell(id, Told("Two", "second"))]
+        due_reports = [*scheduler.reporter.report(id, PendingStatus("Two", "second"))]
         entry.stage, entry.node = "placed", "b"  # it has found a node
-        binding = asyncio.create_task(crier.telling.quiet(entry.uid))
-        telling += [asyncio.create_task(work()) for work in late]  # type: ignore[arg-type]
+        binding = asyncio.create_task(scheduler.reporter.wait_sent(entry.uid))
+        reporter += [asyncio.create_task(work()) for work in due_reports]  # type: ignore[arg-type]
         await turn()
         assert not binding.done()
         actor.doors[0].set()
         await binding
-        await asyncio.gather(*telling)
+        await asyncio.gather(*reporter)
         assert actor.begun == ["first"]
 
     asyncio.run(story())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hodei.kube.scheduler import background
-from hodei.kube.scheduler.background import NoBackground, Supervisor, attended
+from hodei.kube.scheduler.background import BackgroundTask, Supervisor, run_in_background
 from hodei.kube.scheduler.run import Health
 
 
@@ -64,7 +64,7 @@ def test_an_attendant_that_fails_is_named_and_begins_again(
 ):
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.001)
 
-    class Fragile(NoBackground):
+    class Fragile(BackgroundTask):
         began = 0
 
         async def run(self) -> None:
@@ -76,7 +76,7 @@ def test_an_attendant_that_fails_is_named_and_begins_again(
     whole, failed, one = asyncio.Event(), list[str](), Fragile()
 
     async def story() -> None:
-        async with attended([one], failed.append):
+        async with run_in_background([one], failed.append):
             await asyncio.wait_for(whole.wait(), 10)
 
     asyncio.run(story())
@@ -106,6 +106,6 @@ def test_livez_says_what_is_wrong_and_how_old_the_watches_are():
     health = Health()
     assert asked(health, "/livez") == (200, "ok")
     health.ages = lambda: {"/api/v1/pods": 3.2}
-    assert asked(health, "/livez", "verbose") == (200, "/api/v1/pods: heard 3 s ago\nok")
-    health.troubles = lambda: ["the watch of /api/v1/pods has done nothing for 1000 s"]
+    assert asked(health, "/livez", "verbose") == (200, "/api/v1/pods: last contact 3 s ago\nok")
+    health.problems = lambda: ["the watch of /api/v1/pods has done nothing for 1000 s"]
     assert asked(health, "/livez") == (500, "not ok: the watch of /api/v1/pods has done nothing for 1000 s")

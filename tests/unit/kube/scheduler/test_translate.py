@@ -2,14 +2,14 @@
 
 import pytest
 
-from hodei.kube.api.objects import CsiNode, Service, Workload, from_plain
+from hodei.kube.api.objects import CsiNode, Service, Workload, from_builtins
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.selectors import OF_THE_SYSTEM, Owners
-from hodei.kube.scheduler.translate import Surroundings
+from hodei.kube.scheduler.selectors import SYSTEM_SPREAD, SelectorSources
+from hodei.kube.scheduler.translate import PodContext
 from hodei.model.affinity import HostPort, NodeTerm, Requirement
 from hodei.model.job import Toleration
 from hodei.model.node import Taint
-from unit.kube.podding import a_node, a_pod, wanted
+from unit.kube.pod_factory import a_node, a_pod, wanted
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -106,11 +106,11 @@ def test_topology_spread_with_all_its_fields():
 
 
 def test_pods_without_rules_are_spread_by_those_who_pick_them():
-    owners = Owners(
+    owners = SelectorSources(
         {"ns": (Service(spec=Service.Spec({"app": "web"})), Service(spec=Service.Spec({"app": "db"})))},
-        {("ns", "ReplicaSet", "rs"): from_plain({"spec": {"selector": {"matchLabels": {"rev": "1"}}}}, Workload)},
+        {("ns", "ReplicaSet", "rs"): from_builtins({"spec": {"selector": {"matchLabels": {"rev": "1"}}}}, Workload)},
     )
-    cache = Surroundings(owners=owners, spread=OF_THE_SYSTEM)
+    cache = PodContext(selector_sources=owners, spread=SYSTEM_SPREAD)
     owner = {"kind": "ReplicaSet", "name": "rs", "controller": True}
     rules = wanted(cache, labels={"app": "web", "rev": "1"}, owners=[owner]).job.tasks[0].spread
     assert [(rule.topology, rule.max_skew, rule.hard, rule.keyless) for rule in rules] == [
@@ -150,7 +150,6 @@ def test_gates_preemption_policy_and_times():
         terminationGracePeriodSeconds=5,
     )  # fmt: skip
     assert pod.gates == ("a", "b")
-    assert not pod.preempts
     assert not pod.job.preempts
     assert (pod.job.timeout_ms, pod.job.estimate_ms, pod.job.grace_ms) == (60_000, 60_000, 5_000)
 
@@ -168,7 +167,7 @@ def test_gates_preemption_policy_and_times():
     ids=["off", "on", "admission gave one", "a class gave one", "no number", "never above the system's own"],
 )
 def test_a_priority_of_the_pods_own_choice_counts_only_where_the_operator_allows_it(allowed, fields, priority):
-    pod = wanted(Surroundings(priority_annotation=allowed), **{"annotations": {"priority": "100"}} | fields)
+    pod = wanted(PodContext(priority_annotation=allowed), **{"annotations": {"priority": "100"}} | fields)
     assert pod.job.priority == priority
 
 
@@ -191,7 +190,7 @@ def test_a_priority_of_the_pods_own_choice_counts_only_where_the_operator_allows
     ],
 )  # fmt: skip
 def test_a_preferred_annotation_counts_before_the_class_and_must_be_a_number(fields, priority, codes):
-    cache = Surroundings(priority_annotation="priority", priority_preferred=True)
+    cache = PodContext(priority_annotation="priority", priority_preferred=True)
     pod = wanted(cache, **{"annotations": {"priority": "100"}} | fields)
     assert (pod.job.priority, [reason.code for reason in pod.refused]) == (priority, codes)
 
@@ -253,7 +252,7 @@ def test_a_node_with_all_that_scheduling_reads():
             "conditions": [{"type": "Ready", "status": "False"}, {"type": "DiskPressure", "status": "True"}],
         },
     )
-    csi = from_plain({"spec": {"drivers": [{"name": "d", "allocatable": {"count": 2}}, {"name": "e"}]}}, CsiNode)
+    csi = from_builtins({"spec": {"drivers": [{"name": "d", "allocatable": {"count": 2}}, {"name": "e"}]}}, CsiNode)
     node = translate.node(given, csi, devices={"dev.io/x": 1})
     assert node.capacity == {"cpu": 4000, "memory": 8 * 2**30, "pods": 110, "dev.io/x": 1}
     assert (node.arch, node.cordoned, node.taints) == ("arm64", True, (Taint("a", "b"),))

@@ -12,11 +12,11 @@ import pytest
 
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.history import EVERY_S, KEY, MOST_BYTES, UsageStore
+from hodei.kube.scheduler.history import KEY, MAX_BYTES, WRITE_EVERY_S, UsageStore
 from hodei.model.accounting import UsageRow
 from hodei.model.config import ProfileConfig, SchedulingConfig, SharesConfig
 from hodei.model.effects import SaveUsage
-from unit.kube.town import NOW_MS, Town
+from unit.kube.fake_cluster import NOW_MS, FakeCluster
 
 HOUR_MS = 3_600_000
 SHARES = Options(
@@ -54,27 +54,27 @@ class ConfigMaps:
         return json.dumps(given).encode()
 
 
-class Hands:
+class StoredUsage:
     """A memory, the ConfigMap that it has, and a monotonic clock that stands."""
 
     def __init__(self, api: ConfigMaps | None = None, **more: Any) -> None:
-        self.api, self.at_s, self.town = api or ConfigMaps(), 1000.0, Town(SHARES)
-        self.memory = UsageStore(
-            self.api, "hodei-system", "hodei-usage", self.town.harness.controller, lambda: self.town.now_ms,
+        self.api, self.at_s, self.cluster = api or ConfigMaps(), 1000.0, FakeCluster(SHARES)
+        self.store = UsageStore(
+            self.api, "hodei-system", "hodei-usage", self.cluster.parts.controller, lambda: self.cluster.now_ms,
             monotonic=lambda: self.at_s, **more,
         )  # fmt: skip
 
     def use(self, *rows: UsageRow) -> None:
-        step = self.town.harness.controller.step(self.town.now_ms)
+        step = self.cluster.parts.controller.step(self.cluster.now_ms)
         step.saves.append(SaveUsage(rows))
-        self.memory.stepped(step)
+        self.store.on_step(step)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """What the loop does once a second."""
 
         async def once() -> None:
-            if self.memory._changed and self.at_s - self.memory._written_at >= EVERY_S:
-                await self.memory._write(takes_over=True)
+            if self.store._changed and self.at_s - self.store._written_at >= WRITE_EVERY_S:
+                await self.store._write(overwrite=True)
 
         asyncio.run(once())
 
@@ -84,108 +84,108 @@ def _row(namespace: str, hour: int = 0, amount: int = 1, resource: str = "billin
 
 
 def test_what_was_used_is_known_to_the_next_process_before_it_decides():
-    first = Hands()
-    asyncio.run(first.memory.begin())
+    first = StoredUsage()
+    asyncio.run(first.store.start())
     first.use(_row("greedy", amount=1 << 80), _row("modest", amount=5))
-    asyncio.run(first.memory.end())
-    second = Hands(first.api)
-    asyncio.run(second.memory.begin())
-    sharing = second.town.harness.controller.accounts.sharing
+    asyncio.run(first.store.stop())
+    second = StoredUsage(first.api)
+    asyncio.run(second.store.start())
+    sharing = second.cluster.parts.controller.accounts.sharing
     assert sharing is not None
     assert {row.path[0]: row.amount for row in sharing.ledger.rows()} == {"greedy": 1 << 80, "modest": 5}
 
 
 def test_it_is_written_at_once_and_then_not_more_than_once_a_minute():
-    hands = Hands()
+    stored = StoredUsage()
     for _ in range(30):
-        hands.use(_row("a"))
-        hands.look()
-        hands.at_s += 10
-    assert hands.api.writes == 5
+        stored.use(_row("a"))
+        stored.check()
+        stored.at_s += 10
+    assert stored.api.writes == 5
 
 
 def test_rows_that_are_gone_are_gone_there_too():
-    hands = Hands()
-    hands.use(_row("a", 1), _row("a", 2))
-    hands.use(_row("a", 1, amount=0))
-    asyncio.run(hands.memory.end())
-    again = Hands(hands.api)
-    asyncio.run(again.memory.begin())
-    assert list(again.memory._rows.values()) == [_row("a", 2)]
+    stored = StoredUsage()
+    stored.use(_row("a", 1), _row("a", 2))
+    stored.use(_row("a", 1, amount=0))
+    asyncio.run(stored.store.stop())
+    again = StoredUsage(stored.api)
+    asyncio.run(again.store.start())
+    assert list(again.store._rows.values()) == [_row("a", 2)]
 
 
 def test_only_what_counts_is_kept():
-    hands = Hands(only=frozenset({"billing"}))
-    hands.use(_row("a"), _row("a", resource="memory"))
-    assert [row.resource for row in hands.memory._rows.values()] == ["billing"]
+    stored = StoredUsage(resources=frozenset({"billing"}))
+    stored.use(_row("a"), _row("a", resource="memory"))
+    assert [row.resource for row in stored.store._rows.values()] == ["billing"]
 
 
 def test_one_who_leads_writes_over_what_came_in_between():
     api = ConfigMaps()
-    old, new = Hands(api), Hands(api)
-    asyncio.run(new.memory.begin())
+    old, new = StoredUsage(api), StoredUsage(api)
+    asyncio.run(new.store.start())
     old.use(_row("a"))
-    asyncio.run(old.memory.end())
+    asyncio.run(old.store.stop())
     new.use(_row("b"))
-    new.look()
-    reader = Hands(api)
-    asyncio.run(reader.memory.begin())
-    assert [row.path[0] for row in reader.memory._rows.values()] == ["b"]
+    new.check()
+    reader = StoredUsage(api)
+    asyncio.run(reader.store.start())
+    assert [row.path[0] for row in reader.store._rows.values()] == ["b"]
 
 
 def test_one_who_ends_does_not_write_over_another():
     api = ConfigMaps()
-    old, new = Hands(api), Hands(api)
+    old, new = StoredUsage(api), StoredUsage(api)
     new.use(_row("new"))
-    new.look()
+    new.check()
     old.use(_row("old"))
-    asyncio.run(old.memory.end())
+    asyncio.run(old.store.stop())
     assert api.writes == 1
 
 
 def test_too_much_of_it_is_cut_by_forgetting_the_oldest_of_all_alike():
-    hands, chance = Hands(most_bytes=20_000), random.Random(1)
-    hands.use(*(_row(f"ns-{n % 50}", n // 50, chance.getrandbits(62)) for n in range(5000)))
-    hands.look()
-    assert hands.api.kept is not None
-    assert len(base64.b64decode(hands.api.kept["binaryData"][KEY])) <= 20_000
-    kept = sorted(row.start_ms for row in hands.memory._rows.values())
+    stored, chance = StoredUsage(max_bytes=20_000), random.Random(1)
+    stored.use(*(_row(f"ns-{n % 50}", n // 50, chance.getrandbits(62)) for n in range(5000)))
+    stored.check()
+    assert stored.api.kept is not None
+    assert len(base64.b64decode(stored.api.kept["binaryData"][KEY])) <= 20_000
+    kept = sorted(row.start_ms for row in stored.store._rows.values())
     hours = len(kept) // 50
     assert 10 < hours < 100
     assert kept == sorted(_row("any", hour).start_ms for hour in range(hours) for _ in range(50))
 
 
 def test_it_never_takes_more_than_a_configmap_may_have():
-    assert MOST_BYTES * 4 // 3 + 10_000 < 1 << 20
+    assert MAX_BYTES * 4 // 3 + 10_000 < 1 << 20
 
 
 @pytest.mark.parametrize("found", [b"?", b"", b"\x1f\x8b"], ids=["not packed", "empty", "cut off"])
 def test_what_cannot_be_read_is_begun_anew(found: bytes):
-    hands = Hands()
+    stored = StoredUsage()
     packed = {KEY: base64.b64encode(found).decode()}
-    hands.api.kept = {"metadata": {"name": "hodei-usage", "resourceVersion": ""}, "binaryData": packed}
-    asyncio.run(hands.memory.begin())
-    assert hands.memory._rows == {}
-    hands.use(_row("a"))
-    hands.look()
-    assert hands.api.writes == 1
+    stored.api.kept = {"metadata": {"name": "hodei-usage", "resourceVersion": ""}, "binaryData": packed}
+    asyncio.run(stored.store.start())
+    assert stored.store._rows == {}
+    stored.use(_row("a"))
+    stored.check()
+    assert stored.api.writes == 1
 
 
 def test_without_the_right_to_read_it_pods_are_scheduled_all_the_same(caplog: pytest.LogCaptureFixture):
-    hands = Hands()
-    hands.api.trouble = ApiError(403, "Forbidden", "configmaps is forbidden")
-    asyncio.run(hands.memory.begin())
+    stored = StoredUsage()
+    stored.api.trouble = ApiError(403, "Forbidden", "configmaps is forbidden")
+    asyncio.run(stored.store.start())
     assert "rbac.yaml" in caplog.text
 
 
 def test_a_write_that_failed_is_tried_again_a_minute_later():
-    hands = Hands()
-    hands.api.trouble = ApiError(503, "Unavailable", "later")
-    hands.use(_row("a"))
-    hands.look()
-    hands.api.trouble = None
-    hands.look()
-    assert hands.api.writes == 0
-    hands.at_s += EVERY_S
-    hands.look()
-    assert hands.api.writes == 1
+    stored = StoredUsage()
+    stored.api.trouble = ApiError(503, "Unavailable", "later")
+    stored.use(_row("a"))
+    stored.check()
+    stored.api.trouble = None
+    stored.check()
+    assert stored.api.writes == 0
+    stored.at_s += WRITE_EVERY_S
+    stored.check()
+    assert stored.api.writes == 1

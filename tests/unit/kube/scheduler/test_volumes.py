@@ -5,16 +5,24 @@ from msgspec import structs
 
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
-from hodei.kube.api.objects import BIND_COMPLETED, Claim, CsiDriver, StorageCapacity, StorageClass, Volume, from_plain
+from hodei.kube.api.objects import (
+    BIND_COMPLETED,
+    Claim,
+    CsiDriver,
+    StorageCapacity,
+    StorageClass,
+    Volume,
+    from_builtins,
+)
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.scheduler import messages, translate
-from hodei.kube.scheduler.build import assumed_in
-from hodei.kube.scheduler.loop import Provisioning
-from hodei.kube.scheduler.translate import Surroundings
-from hodei.kube.scheduler.volumes import Storage, to_bind, volume_on
+from hodei.kube.scheduler.build import assumed_volumes
+from hodei.kube.scheduler.loop import VolumeBinder
+from hodei.kube.scheduler.translate import PodContext
+from hodei.kube.scheduler.volumes import Storage, claims_to_bind, volume_on
 from hodei.plugins.volumes import Volumes
-from unit.kube.podding import a_node, a_pod, a_table
-from unit.kube.town import Town
+from unit.kube.fake_cluster import FakeCluster
+from unit.kube.pod_factory import a_node, a_pod, a_table
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -28,26 +36,26 @@ def _claim(name="data", *, volume="", cls="fast", modes=("ReadWriteOnce",), size
             "resources": {"requests": {"storage": size}},
         },
     }  # fmt: skip
-    return from_plain(plain, Claim)
+    return from_builtins(plain, Claim)
 
 
-def _volume(name="pv", *, nodes=None, labels=None, cls="fast", size="1Gi", driver="", claim=None):
+def _volume(name="pv", *, nodes=None, labels=None, cls="fast", size="1Gi", loop="", claim=None):
     spec = {"storageClassName": cls, "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"]}
     if nodes is not None:
         expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
         spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
-    if driver:
-        spec["csi"] = {"driver": driver, "volumeHandle": name}
+    if loop:
+        spec["csi"] = {"driver": loop, "volumeHandle": name}
     if claim:
         spec["claimRef"] = {"namespace": "ns", "name": claim}
-    return from_plain({"metadata": {"name": name, "labels": labels or {}}, "spec": spec}, Volume)
+    return from_builtins({"metadata": {"name": name, "labels": labels or {}}, "spec": spec}, Volume)
 
 
 def _class(name="fast", *, mode="WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner", zones=()):
     plain = {"metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode}
     if zones:
         plain["allowedTopologies"] = [{"matchLabelExpressions": [{"key": ZONE, "values": list(zones)}]}]
-    return from_plain(plain, StorageClass)
+    return from_builtins(plain, StorageClass)
 
 
 WAITS = _class()
@@ -67,7 +75,7 @@ def _uses(*names, **fields):
 
 def _refused(pod, storage, *nodes, topology_index=()):
     """The nodes that are refused, with upstream's reasons."""
-    cache = Surroundings(storage=storage)
+    cache = PodContext(storage=storage)
     table = a_table(*nodes)
     for name, other in topology_index:
         there = translate.pod(other, cache)
@@ -120,7 +128,7 @@ def test_a_claim_that_waits_goes_where_its_class_can_make_a_volume():
     assert list(_refused(_uses("data"), _storage([_claim()], (), [made]), _node("n1", "a"), _node("n2", "b"))) == ["n2"]
     anywhere = _class(provisioner="csi.example")
     assert not _refused(_uses("data"), _storage([_claim()], (), [anywhere]), _node("n1", "a"))
-    assert to_bind(_uses("data"), _storage([_claim()], (), [anywhere]))[0].metadata.name == "data"
+    assert claims_to_bind(_uses("data"), _storage([_claim()], (), [anywhere]))[0].metadata.name == "data"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,7 @@ def test_a_claim_that_waits_goes_where_its_class_can_make_a_volume():
 )
 def test_a_pod_whose_claim_cannot_be_had_is_refused_at_once(claims, text):
     storage = _storage(claims, (), [_class(), _class("now", mode="Immediate")])
-    refused = translate.pod(_uses("data"), Surroundings(storage=storage)).refused
+    refused = translate.pod(_uses("data"), PodContext(storage=storage)).refused
     assert [one.text for one in refused] == [text]
 
 
@@ -143,9 +151,9 @@ def test_a_volume_of_the_pods_own_is_named_after_both_and_must_be_its_own():
     pod = a_pod("p", uid="u1", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}])
     own = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u1"}])
     foreign = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u2"}])
-    assert not translate.pod(pod, Surroundings(storage=_storage([own], [_volume()]))).refused
+    assert not translate.pod(pod, PodContext(storage=_storage([own], [_volume()]))).refused
     for storage in (_storage([foreign], [_volume()]), _storage()):
-        assert translate.pod(pod, Surroundings(storage=storage)).refused
+        assert translate.pod(pod, PodContext(storage=storage)).refused
 
 
 def test_a_claim_for_one_pod_only_is_refused_everywhere_while_another_uses_it():
@@ -169,7 +177,7 @@ def test_disks_named_in_the_pod_are_not_shared_on_a_node_unless_all_only_read():
 
 
 def test_a_claim_takes_only_volumes_that_its_selector_means():
-    claim = from_plain(
+    claim = from_builtins(
         {"metadata": {"namespace": "ns", "name": "c"},
          "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "selector": {"matchLabels": {"tier": "fast"}}}},
         Claim,
@@ -177,7 +185,7 @@ def test_a_claim_takes_only_volumes_that_its_selector_means():
 
     def volume(name, tier):
         spec = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
-        return from_plain({"metadata": {"name": name, "labels": {"tier": tier}}, "spec": spec}, Volume)
+        return from_builtins({"metadata": {"name": name, "labels": {"tier": tier}}, "spec": spec}, Volume)
 
     known = Storage(volumes={"a": volume("a", "slow"), "b": volume("b", "fast")})
     assert volume_on(KubeNode(), claim, known).metadata.name == "b"
@@ -192,7 +200,7 @@ def _using(claim):
 
 
 def _driver(name="example.com/disks", *, publishes=True):
-    return from_plain({"metadata": {"name": name}, "spec": {"storageCapacity": publishes}}, CsiDriver)
+    return from_builtins({"metadata": {"name": name}, "spec": {"storageCapacity": publishes}}, CsiDriver)
 
 
 def _capacity(name, zone, size, *, cls="made", largest=None):
@@ -200,15 +208,15 @@ def _capacity(name, zone, size, *, cls="made", largest=None):
         "metadata": {"name": name, "namespace": "ns"}, "storageClassName": cls, "capacity": size,
         "nodeTopology": {"matchLabels": {ZONE: zone}} if zone else zone,
     }  # fmt: skip
-    return from_plain({**plain, **({"maximumVolumeSize": largest} if largest else {})}, StorageCapacity)
+    return from_builtins({**plain, **({"maximumVolumeSize": largest} if largest else {})}, StorageCapacity)
 
 
-def _published(*capacities, driver=None, size="10Gi", volumes=(), zones=()):
+def _published(*capacities, loop=None, size="10Gi", volumes=(), zones=()):
     made = _class("made", provisioner="example.com/disks", zones=zones)
     storage = _storage([_claim(cls="made", size=size)], volumes, [made])
     return structs.replace(
         storage,
-        drivers={"example.com/disks": driver or _driver()},
+        drivers={"example.com/disks": loop or _driver()},
         capacities={("ns", one.metadata.name): one for one in capacities},
     )
 
@@ -227,7 +235,7 @@ IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
         (_published(_capacity("x", "a", "1Gi", largest="10Gi")), {"n2": SPACE, "n3": SPACE}),
         (_published(_capacity("x", {}, "20Gi")), {}),
         (_published(_capacity("x", None, "20Gi")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
-        (_published(driver=_driver(publishes=False)), {}),
+        (_published(loop=_driver(publishes=False)), {}),
         (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "20Gi"), zones=("a", "c")),
          {"n2": "node(s) didn't find available persistent volumes to bind", "n3": SPACE}),
     ],
@@ -236,7 +244,7 @@ IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
 )  # fmt: skip
 def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
     nodes = [a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()]
-    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     assert not found.refused
     table = a_table(*nodes)
     pairs = Runner().refusals(Volumes(), found.member, table.view(), View(0))
@@ -250,10 +258,10 @@ def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
 def test_a_free_volume_does_where_there_is_no_storage_left():
     local = _volume("here", nodes=["n2"], cls="made", size="10Gi")
     storage = _published(_capacity("x", "a", "20Gi"), volumes=[local])
-    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage)).job.tasks[0].volumes[0]
+    found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage)).job.tasks[0].volumes[0]
     assert [choice.name for choice in found.choices] == ["here"]
     table = a_table(*(a_node(n, labels={ZONE: z, "kubernetes.io/hostname": n}) for n, z in IN_ZONES.items()))
-    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
     assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n3"]
 
@@ -263,7 +271,7 @@ def test_a_free_volume_does_where_there_is_no_storage_left():
 
 def _odd_volume(**spec):
     plain = {"storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], **spec}
-    return from_plain({"metadata": {"name": "odd"}, "spec": plain}, Volume)
+    return from_builtins({"metadata": {"name": "odd"}, "spec": plain}, Volume)
 
 
 def _reached_by(operator, *values):
@@ -281,14 +289,14 @@ def _reached_by(operator, *values):
     ids=["size", "place", "meant for it"],
 )
 def test_a_volume_that_cannot_be_read_is_named_and_keeps_nobody_from_another(odd):
-    town = _town(odd, _volume("pv", nodes=["n1"]))
-    town.pod("p0", volumes=[_using("data-0")])
-    town.step()
-    assert town.where("p0") == "n1"
-    assert town.harness.cache.volumes.refusals.now().total() == 1
-    claim = town.harness.cache.claims.all["ns", "data-0"]
+    cluster = _cluster(odd, _volume("pv", nodes=["n1"]))
+    cluster.pod("p0", volumes=[_using("data-0")])
+    cluster.step()
+    assert cluster.node_of("p0") == "n1"
+    assert cluster.parts.cache.volumes.refusals.now().total() == 1
+    claim = cluster.parts.cache.claims.objects["ns", "data-0"]
     there = a_node("n1", labels={"kubernetes.io/hostname": "n1"})
-    assert volume_on(there, claim, town.harness.cache.surroundings.storage).metadata.name == "pv"
+    assert volume_on(there, claim, cluster.parts.cache.context.storage).metadata.name == "pv"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +304,7 @@ def test_a_volume_that_cannot_be_read_is_named_and_keeps_nobody_from_another(odd
 )
 def test_storage_that_cannot_be_read_is_not_there_and_keeps_nobody_from_another(odd):
     storage = _published(odd, _capacity("x", "b", "20Gi"))
-    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     assert not found.refused
     table = a_table(*(a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()))
     hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
@@ -306,61 +314,61 @@ def test_storage_that_cannot_be_read_is_not_there_and_keeps_nobody_from_another(
 # --------------------------------------------------------------------------------------- claims that compete
 
 
-def _town(*volumes, claims=2):
-    town = Town()
+def _cluster(*volumes, claims=2):
+    cluster = FakeCluster()
     for name in ("n1", "n2"):
-        town.node(name, labels={"kubernetes.io/hostname": name})
-    town.harness.cache.classes.changed("ADDED", WAITS)
+        cluster.node(name, labels={"kubernetes.io/hostname": name})
+    cluster.parts.cache.classes.changed("ADDED", WAITS)
     for one in volumes:
-        town.harness.cache.volumes.changed("ADDED", one)
+        cluster.parts.cache.volumes.changed("ADDED", one)
     for number in range(claims):
-        town.harness.cache.claims.changed("ADDED", _claim(f"data-{number}"))
-    return town
+        cluster.parts.cache.claims.changed("ADDED", _claim(f"data-{number}"))
+    return cluster
 
 
 def test_of_two_pods_in_one_step_only_one_gets_the_last_free_volume():
-    town = _town(_volume("pv", nodes=["n1"]))
+    cluster = _cluster(_volume("pv", nodes=["n1"]))
     for number in range(2):
-        town.pod(f"p{number}", volumes=[_using(f"data-{number}")])
-    town.step()
-    assert sorted([town.where("p0"), town.where("p1")]) == ["", "n1"]
+        cluster.pod(f"p{number}", volumes=[_using(f"data-{number}")])
+    cluster.step()
+    assert sorted([cluster.node_of("p0"), cluster.node_of("p1")]) == ["", "n1"]
 
 
 def test_the_one_that_missed_it_gets_the_next_that_appears():
-    town = _town(_volume("pv", nodes=["n1"]))
+    cluster = _cluster(_volume("pv", nodes=["n1"]))
     for number in range(2):
-        town.pod(f"p{number}", volumes=[_using(f"data-{number}")])
-    town.step()
-    town.harness.cache.volumes.changed("ADDED", _volume("pv2", nodes=["n2"]))
-    town.step()
-    assert sorted([town.where("p0"), town.where("p1")]) == ["n1", "n2"]
+        cluster.pod(f"p{number}", volumes=[_using(f"data-{number}")])
+    cluster.step()
+    cluster.parts.cache.volumes.changed("ADDED", _volume("pv2", nodes=["n2"]))
+    cluster.step()
+    assert sorted([cluster.node_of("p0"), cluster.node_of("p1")]) == ["n1", "n2"]
 
 
 def test_a_pod_with_two_claims_goes_where_two_volumes_are():
-    town = _town(_volume("a", nodes=["n1"]), _volume("b", nodes=["n2"]), _volume("c", nodes=["n2"]))
-    town.pod("p", volumes=[_using("data-0"), _using("data-1")])
-    town.step()
-    assert town.where("p") == "n2"
+    cluster = _cluster(_volume("a", nodes=["n1"]), _volume("b", nodes=["n2"]), _volume("c", nodes=["n2"]))
+    cluster.pod("p", volumes=[_using("data-0"), _using("data-1")])
+    cluster.step()
+    assert cluster.node_of("p") == "n2"
 
 
 def test_a_volume_that_was_given_by_a_decision_that_came_to_nothing_is_free_again():
-    town = _town(_volume("pv", nodes=["n1"]))
-    assumed = assumed_in(town.harness.controller)
-    provisioning = Provisioning(town.harness.cache, None, town.harness.pods.node, assumed)
-    town.pod("p0", volumes=[_using("data-0")])
-    town.step()
+    cluster = _cluster(_volume("pv", nodes=["n1"]))
+    assumed = assumed_volumes(cluster.parts.controller)
+    binder = VolumeBinder(cluster.parts.cache, None, cluster.parts.pods, assumed)
+    cluster.pod("p0", volumes=[_using("data-0")])
+    cluster.step()
     assert assumed.claims() == {"claim/ns/data-0": "pv"}
-    provisioning.give_up(town.harness.pods.entries["uid-p0"].pod)
+    binder.release_pod(cluster.parts.pods.entries["uid-p0"].pod)
     assert not assumed
 
 
 def test_what_the_cluster_shows_is_not_assumed_any_more():
-    town = _town(_volume("pv", nodes=["n1"]))
-    assumed = assumed_in(town.harness.controller)
-    Provisioning(town.harness.cache, None, town.harness.pods.node, assumed)
-    town.pod("p0", volumes=[_using("data-0")])
-    town.step()
-    town.harness.cache.claims.changed("MODIFIED", _claim("data-0", volume="pv"))
+    cluster = _cluster(_volume("pv", nodes=["n1"]))
+    assumed = assumed_volumes(cluster.parts.controller)
+    VolumeBinder(cluster.parts.cache, None, cluster.parts.pods, assumed)
+    cluster.pod("p0", volumes=[_using("data-0")])
+    cluster.step()
+    cluster.parts.cache.claims.changed("MODIFIED", _claim("data-0", volume="pv"))
     assert assumed  # the volume's own watch may lag behind that of the claim
-    town.harness.cache.volumes.changed("MODIFIED", _volume("pv", nodes=["n1"], claim="data-0"))
+    cluster.parts.cache.volumes.changed("MODIFIED", _volume("pv", nodes=["n1"], claim="data-0"))
     assert not assumed

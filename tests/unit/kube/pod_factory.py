@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hodei.engine.nodes import Table
-from hodei.kube.api.objects import Node, Pod, from_plain
+from hodei.kube.api.objects import Node, Pod, from_builtins
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.translate import ALONE, Surroundings, Wanted
+from hodei.kube.scheduler.translate import NO_CONTEXT, PodContext, PodInfo
 
 
 def a_pod(name: str = "pod", *, namespace: str = "ns", requests: dict[str, str] | None = None, **spec: Any) -> Pod:
@@ -21,17 +21,17 @@ def a_pod(name: str = "pod", *, namespace: str = "ns", requests: dict[str, str] 
         meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     status = spec.pop("status", {})
     spec.setdefault("containers", [{"name": "main", "image": "img", "resources": {"requests": requests or {}}}])
-    return from_plain({"metadata": meta, "spec": spec, "status": status}, Pod)
+    return from_builtins({"metadata": meta, "spec": spec, "status": status}, Pod)
 
 
 def a_node(name: str = "n1", *, allocatable: dict[str, str] | None = None, **spec: Any) -> Node:
     meta = {"name": name, "labels": spec.pop("labels", {})}
     room = {"cpu": "4", "memory": "8Gi", "pods": "110"} if allocatable is None else allocatable
     status = {"allocatable": room, **spec.pop("status", {})}
-    return from_plain({"metadata": meta, "spec": spec, "status": status}, Node)
+    return from_builtins({"metadata": meta, "spec": spec, "status": status}, Node)
 
 
-def wanted(cache: Surroundings = ALONE, **fields: Any) -> Wanted:
+def wanted(cache: PodContext = NO_CONTEXT, **fields: Any) -> PodInfo:
     return translate.pod(a_pod(**fields), cache)
 
 

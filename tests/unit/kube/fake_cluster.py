@@ -11,20 +11,20 @@ from hodei.control.controller import Step
 from hodei.kube.api.objects import Pod
 from hodei.kube.scheduler.build import Options, PodSchedulerParts, build_scheduler
 from hodei.model.effects import Start
-from unit.kube.podding import a_node, a_pod
+from unit.kube.pod_factory import a_node, a_pod
 
 NOW_MS = 1_790_000_000_000  # 2026-09-21T14:13:20Z
 
 
-class Town:
+class FakeCluster:
     def __init__(self, options: Options | None = None) -> None:
-        self.harness: PodSchedulerParts = build_scheduler(options or Options())
+        self.parts: PodSchedulerParts = build_scheduler(options or Options())
         self.now_ms = NOW_MS
-        self.harness.pods._now_ms = lambda: self.now_ms
+        self.parts.pods._now_ms = lambda: self.now_ms
         self.pods: dict[str, Pod] = {}
 
     def node(self, name: str, cpu: str = "4", **fields: Any) -> None:
-        self.harness.pods.node_moved(
+        self.parts.pods.node_changed(
             name, None, a_node(name, allocatable={"cpu": cpu, "memory": "64Gi", "pods": "110"}, **fields)
         )
 
@@ -38,26 +38,26 @@ class Town:
 
     def move(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        self.harness.pods.moved(uid, self.pods.get(uid), pod)
+        self.parts.pods.pod_changed(uid, self.pods.get(uid), pod)
         self.pods[uid] = pod
 
-    def gone(self, name: str) -> None:
-        self.harness.pods.moved(f"uid-{name}", self.pods.pop(f"uid-{name}"), None)
+    def delete(self, name: str) -> None:
+        self.parts.pods.pod_changed(f"uid-{name}", self.pods.pop(f"uid-{name}"), None)
 
     def step(self, *facts: Any) -> Step:
         """Until nothing is left to decide; what was placed is bound."""
-        self.harness.pods.give(facts)
+        self.parts.pods.add_facts(facts)
         while True:
-            step = self.harness.controller.step(self.now_ms, self.harness.pods.take_facts())
-            for entry in self.harness.pods.placed([act for act in step.acts if isinstance(act, Start)], self.now_ms):
-                self.harness.pods.bound(entry.uid, entry.run)
-            due = self.harness.controller.next_wakeup_ms(self.now_ms)
-            if not self.harness.pods.stirred and (due is None or due > self.now_ms):
+            step = self.parts.controller.step(self.now_ms, self.parts.pods.take_facts())
+            for entry in self.parts.pods.place([act for act in step.acts if isinstance(act, Start)], self.now_ms):
+                self.parts.pods.mark_bound(entry.uid, entry.run)
+            due = self.parts.controller.next_wakeup_ms(self.now_ms)
+            if not self.parts.pods.has_work and (due is None or due > self.now_ms):
                 return step
 
-    def where(self, name: str) -> str:
-        entry = self.harness.pods.entries[f"uid-{name}"]
-        return entry.node if entry.holds else ""
+    def node_of(self, name: str) -> str:
+        entry = self.parts.pods.entries[f"uid-{name}"]
+        return entry.node if entry.assigned else ""
 
     def job(self, name: str) -> int:
-        return self.harness.pods.entries[f"uid-{name}"].id
+        return self.parts.pods.entries[f"uid-{name}"].id
