@@ -151,7 +151,7 @@ def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedu
     reader.refusals = refusals = Refusals()
     pods = Pods(options.scheduler_name, cache, reader, clock.now_ms)
     pods.observe_starts = controller.estimator.learns
-    pods.tie = controller.preemption.link
+    pods.link_members = controller.preemption.link
     explainer = PodExplainer(controller, options.messages or LATEST)
     explainer.name_of = pods.name_of
     metrics = Metrics(options.scheduler_name)

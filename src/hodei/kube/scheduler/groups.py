@@ -285,7 +285,7 @@ class GroupIndex:
         self.timeouts = GangTimeouts()
         self.ended_members = EndedMembers(self._member_ended)
         # Called with the `preemption_units` of each placed gang.
-        self.tie: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
+        self.link_members: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
         self.has_groups = asyncio.Event()
         # Groups whose size comes from a workload, by that workload; set if one of them is a Job.
         self._by_workload: dict[WorkloadKey, dict[GroupKey, None]] = {}

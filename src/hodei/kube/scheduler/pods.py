@@ -253,7 +253,7 @@ class Pods(GroupIndex):
         members, ended = self.members(key), self.ended_members.of(key)
         self.status_dirty[key] = None
         active = [entry for entry in members if entry.assigned and not entry.terminating]
-        self.tie(key, *preemption_units(active, ended, self._cache.groups))
+        self.link_members(key, *preemption_units(active, ended, self._cache.groups))
         pods = [
             structs.replace(entry.pod, spec=structs.replace(entry.pod.spec, node_name=entry.node or "?"))
             if entry.stage in ("queued", "placed", "bound")

@@ -326,7 +326,7 @@ def test_what_goes_wrong_while_a_change_is_taken_in_does_not_end_the_watch(caplo
     )
     assert played.reflector.faults == 1
     assert played.picture.pods == {"a": "5"}
-    assert "has failed; it begins anew" in caplog.text
+    assert "has failed; it starts again" in caplog.text
 
 
 @pytest.mark.parametrize(

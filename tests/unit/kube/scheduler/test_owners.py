@@ -217,7 +217,7 @@ def test_what_is_kept_of_owners_goes_with_the_last_member():
 def test_of_a_gangs_spare_pods_those_go_first_that_are_lowest_by_the_preferred_annotation():
     scheduler = GroupScheduler(Options(priority_annotation="rank", priority_preferred=True))
     ties: list[tuple[list[int], list[int]]] = []
-    scheduler.parts.pods.tie = lambda key, core, spare: ties.append((list(core), list(spare)))
+    scheduler.parts.pods.link_members = lambda key, core, spare: ties.append((list(core), list(spare)))
     for at, rank in enumerate(("5", "1", "9")):
         said = {"pod-group": "ring", "pod-group-size": "2", "rank": rank}
         scheduler.pod(f"p{at}", annotations=said, priority=10 - at)

@@ -270,7 +270,7 @@ def test_pods_whose_gang_is_no_more_are_alone_again() -> None:
     the_ring(cluster)
     entry = cluster.parts.pods.entries["uid-ring-0"]
     assert isinstance(entry.group, Membership)
-    cluster.parts.pods.tie(entry.group.key, [], [])
+    cluster.parts.pods.link_members(entry.group.key, [], [])
     cluster.pod("high", priority=9)
     cluster.step()
     assert len(stopped(cluster)) == 1
