@@ -259,7 +259,7 @@ def test_a_free_volume_does_where_there_is_no_storage_left():
     local = _volume("here", nodes=["n2"], cls="made", size="10Gi")
     storage = _published(_capacity("x", "a", "20Gi"), volumes=[local])
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage)).job.tasks[0].volumes[0]
-    assert [choice.name for choice in found.choices] == ["here"]
+    assert [choice.name for choice in found.candidates] == ["here"]
     table = a_table(*(a_node(n, labels={ZONE: z, "kubernetes.io/hostname": n}) for n, z in IN_ZONES.items()))
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
