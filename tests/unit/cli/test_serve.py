@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hodei.cli import serve
+from hodei.detached_process import DetachedProcess
 
 # Stands in for a server: says where it is, answers /readyz, ends on TERM. What a real one does is not shown here.
 SERVER = """
@@ -105,19 +106,19 @@ def stand_in(tmp_path: Path, monkeypatch):
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(SERVER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    started: list[subprocess.Popen] = []
-    real = subprocess.Popen
+    started: list[DetachedProcess] = []
 
-    def popen(*args, **kwargs):
-        started.append(real(*args, **kwargs))
-        return started[-1]
+    class Recorded(DetachedProcess):
+        def __init__(self, command: list[str], log: Path) -> None:
+            super().__init__(command, log)
+            started.append(self)
 
-    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr("hodei.detached_process.DetachedProcess", Recorded)
     yield started
     for process in started:
         if process.poll() is None:
-            process.kill()
-            process.wait(10)
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitpid(process.pid, 0)
 
 
 @pytest.mark.real
