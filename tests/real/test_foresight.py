@@ -71,7 +71,7 @@ def test_a_critical_job_says_whom_it_would_send_away(busy):
     (gone,) = answer["evicted"]
     assert (gone["job"], gone["by_name"]) == (1, "true")
     assert gone["again_ms"] > answer["at_ms"]
-    assert "would be sent away" in busy.ok("whatif", *urgent).out
+    assert "would be stopped" in busy.ok("whatif", *urgent).out
 
 
 def test_more_nodes_fewer_nodes_and_another_policy_say_who_starts_sooner_or_later(busy, tmp_path):
@@ -93,7 +93,7 @@ def test_more_nodes_fewer_nodes_and_another_policy_say_who_starts_sooner_or_late
 @pytest.mark.parametrize(
     ("args", "words", "code"),
     [
-        ((), "what is to be different", 2),
+        ((), "there is no change to assume", 2),
         (("--like", "a"), "--like", 2),
         (("--remove-node", "b"), "no node 'b'", 3),
         (("--add-nodes", "0"), "0", 2),

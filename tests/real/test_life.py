@@ -95,7 +95,7 @@ def test_a_waiting_job_is_suspended_at_once_and_an_ended_one_never(installation:
 def test_work_is_saved_on_demand_and_a_job_that_can_not_is_told_so(installation: Installation, tmp_path: Path) -> None:
     installation.configure(nodes("a 2 1Gi")).up()
     id, plain = training(installation, tmp_path / "model"), filler(installation, cpu=1)
-    assert "told to save its work" in installation.ok("checkpoint", str(id)).out
+    assert "checkpoint requested" in installation.ok("checkpoint", str(id)).out
     run = until(
         lambda: next((run for run in installation.job(id).runs if run.checkpoint_at), None), "it has saved its work"
     )
@@ -115,7 +115,7 @@ def test_a_running_job_is_moved_only_if_another_node_can_take_it(installation: I
     assert installation.hodei("migrate", str(id), "--to", "nowhere").code == 3
     installation.ok("cancel", str(other))
     installation.ended(other)
-    assert "is leaving" in installation.ok("migrate", str(id)).out
+    assert "migration requested" in installation.ok("migrate", str(id)).out
     begun(installation, id, 2)
     detail = installation.job(id)
     assert ([run.state for run in detail.runs], detail.runs[1].node != before) == (["stopped", "running"], True)

@@ -77,7 +77,7 @@ def test_a_command_that_is_not_over_in_time_shows_what_it_said(installation: Ins
     script = "echo begin; echo err >&2; sleep 300"
     done = installation.hodei("node", "exec", "--timeout", "3s", node, "--", "sh", "-c", script)
     assert (done.code, done.out) == (124, "begin\n")
-    assert done.err == "err\nhodei: it was not over within 3s\n"
+    assert done.err == "err\nhodei: the command did not end within 3s\n"
     id = installation.submit("sleep", "600")
     installation.until_state(id, "running")
     beside = installation.hodei("exec", "--timeout", "3s", str(id), "--", "sh", "-c", script)

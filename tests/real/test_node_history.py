@@ -32,7 +32,7 @@ def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(i
     table = installation.ok("node", "history", "a")
     assert "NAME" in table.lines[0]
     assert len(table.lines) == 7
-    assert "held on average" in table.err
+    assert "allocated on average" in table.err
     assert "cpu " in table.err
     # Page by page the same, and the sums add up to the share of the span that was held.
     with installation.client() as client:

@@ -428,4 +428,4 @@ def test_a_restart_leaves_the_runs_of_a_job_for_every_node_as_they_are(
         "main[1]",
         "main[2]",
     ]
-    assert "one on each node that suits it; 3 run" in installation.ok("job", "show", str(id)).out
+    assert "one on each matching node; 3 run" in installation.ok("job", "show", str(id)).out

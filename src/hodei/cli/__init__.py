@@ -1,2 +1,2 @@
-"""THE TERMINAL: `hodei …`. Knows the client, the API types and the nouns, never the server; starts fast because every
-command lives in a module that is imported only when it is used. The story begins in `main`."""
+"""THE COMMAND LINE: `hodei …`. It uses the client, the API types and the model, never the server. Commands are imported on
+first use, so it starts fast. Start reading at `main`."""

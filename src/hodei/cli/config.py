@@ -1,4 +1,4 @@
-"""`hodei reload` and `hodei config`: other settings for a running server, tried out before, and taken back."""
+"""`hodei config`: show, check, change and undo the configuration of a running server."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ def config() -> None:
 def show(number: int | None, output: str) -> None:
     """Print the current configuration as TOML, or an earlier one by its number."""
     with client() as server:
-        found = server.config() if number is None else None
-        if number is not None:
-            found = next((each for each in server.config_history() if each.number == number), None)
-            if found is None:
-                raise UsageProblem(f"there is no configuration {number}", hint="hodei config history")
+        known = [server.config()] if number is None else server.config_history()
+        found = next((each for each in known if number in (None, each.number)), None)
+        if found is None:
+            raise UsageProblem(f"there is no configuration {number}", hint="hodei config history")
     emit_one(found, output, name=lambda c: str(c.number), text=render)
 
 
@@ -81,11 +80,11 @@ def set_config(path: str, dry_run: bool, output: str) -> None:
         from hodei.api.config import parse_config, read_yaml
 
         found, lines = read_yaml(body, path)
-        parse_config(found, lines)  # mistakes are told with their lines, which the server does not see
+        parse_config(found, lines)  # reports mistakes with their lines, which the server does not know
         body = json.dumps(found).encode()
     with client(_TIMEOUT_S) as server:
         change = server.set_config(body, toml=not body.lstrip().startswith(b"{"), dry_run=dry_run)
-    _tell(change, output)
+    _print_change(change, output)
 
 
 @config.command("reload")
@@ -98,7 +97,7 @@ def reload(dry_run: bool, output: str) -> None:
     """
     with client(_TIMEOUT_S) as server:
         change = server.reload_config(dry_run=dry_run)
-    _tell(change, output)
+    _print_change(change, output)
 
 
 @config.command("undo")
@@ -111,45 +110,42 @@ def undo(to: int | None, dry_run: bool, output: str) -> None:
     """Restore the previous configuration."""
     with client(_TIMEOUT_S) as server:
         change = server.undo_config(to or 0, dry_run=dry_run)
-    _tell(change, output)
+    _print_change(change, output)
 
 
-# ------------------------------------------------------------------------------------------------ for people
+def _print_change(change: ConfigChange, output: str) -> None:
+    emit_one(change, output, name=lambda c: str(c.number), text=_describe_change)
 
 
-def _tell(change: ConfigChange, output: str) -> None:
-    emit_one(change, output, name=lambda c: str(c.number), text=told)
-
-
-def told(change: ConfigChange) -> str:
-    from hodei.cli.whatif import render as effect
+def _describe_change(change: ConfigChange) -> str:
+    from hodei.cli.why import render_whatif
 
     count = "1 setting" if len(change.changes) == 1 else f"{len(change.changes)} settings"
     if change.applied:
-        parts = [f"configuration {change.number} is in force: {count} changed"]
+        parts = [f"configuration {change.number} is active: {count} changed"]
     elif change.changes:
-        parts = [f"{count} would change; configuration {change.number} stays in force"]
+        parts = [f"{count} would change; configuration {change.number} stays active"]
     else:
-        parts = [f"configuration {change.number} stays in force"]
+        parts = [f"configuration {change.number} stays active"]
     if change.changes:
-        parts.append(indent(_listed(change.changes)))
+        parts.append(indent(_list_changes(change.changes)))
     if change.effect is not None:
-        parts.append("if it were in force now:\n" + indent(effect(change.effect)))
+        parts.append("its effect now:\n" + indent(render_whatif(change.effect)))
     if change.needs_restart:
-        parts.append("counts only after a restart of the server:\n" + indent(_listed(change.needs_restart)))
+        parts.append("needs a restart of the server:\n" + indent(_list_changes(change.needs_restart)))
     parts += [f"note: {clean(note)}" for note in change.notes]
     if change.applied:
-        parts.append(f"  next: hodei config undo --to {change.number - 1} takes it back")
+        parts.append(f"  next: hodei config undo --to {change.number - 1} restores the previous one")
     return "\n".join(parts)
 
 
-def _listed(changes: tuple[ConfigDifference, ...]) -> str:
-    lines = [_one(change) for change in changes[:_CHANGES_SHOWN]]
+def _list_changes(changes: tuple[ConfigDifference, ...]) -> str:
+    lines = [_change_line(change) for change in changes[:_CHANGES_SHOWN]]
     more = len(changes) - len(lines)
     return "\n".join(lines) + (f"\n… and {more} more (-o json has all)" if more > 0 else "")
 
 
-def _one(change: ConfigDifference) -> str:
+def _change_line(change: ConfigDifference) -> str:
     before, after = _value(change.before), _value(change.after)
     if change.before is None:
         return clean(f"+ {change.path} = {after}")
@@ -159,7 +155,7 @@ def _one(change: ConfigDifference) -> str:
 
 
 def render(found: ConfigView) -> str:
-    """TOML that can be edited and set again: what differs from the defaults."""
+    """The settings that differ from the defaults, as TOML that can be edited and set again."""
     from hodei.api.config import as_toml
 
     by = f" by {found.by}" if found.by else ""

@@ -1,4 +1,4 @@
-"""`hodei convert`: a batch script of Slurm or PBS as a job file. `hodei slurm-shims`: Slurm's commands for people's fingers."""
+"""`hodei convert`: a batch script of Slurm or PBS to a job file. `hodei slurm-shims`: Slurm's commands for Hodei."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ import click
 
 from hodei.cli.documents import checked, read_text
 from hodei.cli.errors import UsageProblem
-from hodei.cli.output import note
+from hodei.cli.options import output_option
+from hodei.cli.output import emit_one, note
 
 if TYPE_CHECKING:
     from hodei.backends.hpc.convert import SbatchCall
 
-LARGEST_SCRIPT = 4 << 20
+MAX_SCRIPT_BYTES = 4 << 20
 SHIMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct", "sinfo")
 
 
 @click.command()
-@click.argument("script", type=click.Path(allow_dash=True))
+@click.argument("path", metavar="FILE")
 @click.option("--strict", is_flag=True, help="Exit with 1 if anything could not be converted exactly.")
-def convert(script: str, strict: bool) -> None:
+@output_option
+def convert(path: str, strict: bool, output: str) -> None:
     """Convert a batch script of Slurm (#SBATCH) or PBS (#PBS) to a job file; report what cannot be converted.
+
+    FILE is the script; - reads it from stdin. The job file is YAML, with -o json JSON.
 
     \b
       hodei convert job.sbatch > job.yaml
@@ -32,8 +36,8 @@ def convert(script: str, strict: bool) -> None:
 
     The job runs in this directory, as with sbatch: see `workdir` in the output.
     """
-    document, notes = converted(read_script(script), script, directory=os.getcwd())
-    click.echo(as_yaml(document), nl=False)
+    document, notes = converted(read_script(path), path, directory=os.getcwd())
+    emit_one(document, output, name=lambda d: str(d.get("name", "")), text=lambda found: as_yaml(found).rstrip("\n"))
     for line in notes:
         note(f"note: {line}")
     if strict and notes:
@@ -41,13 +45,13 @@ def convert(script: str, strict: bool) -> None:
 
 
 def read_script(path: str) -> str:
-    return read_text(path, hint="is it a batch script?", limit=LARGEST_SCRIPT)
+    return read_text(path, hint="is it a batch script?", limit=MAX_SCRIPT_BYTES)
 
 
 def converted(
     text: str, path: str, *, directory: str = "", call: SbatchCall | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The job document, checked as a server would check it, and the notes."""
+    """The job document, checked as by a server, and the notes."""
     from hodei.backends.hpc.convert import convert as to_document
 
     document, notes = to_document(text, "" if path == "-" else path, directory=directory, call=call)
@@ -78,15 +82,15 @@ def slurm_shims(directory: str) -> None:
 
     Unknown options are refused, not ignored.
     """
-    place = Path(directory)
+    target = Path(directory)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         for name in SHIMS:
-            path = place / name
+            path = target / name
             if path.exists() and "hodei.cli.shims" not in path.read_text(errors="replace"):
-                raise UsageProblem(f"{path} is there already, and not one of ours", hint="choose another directory")
+                raise UsageProblem(f"{path} exists and is not a shim of Hodei", hint="choose another directory")
             path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hodei.cli.shims {name} "$@"\n')
             path.chmod(0o755)
     except OSError as error:
         raise UsageProblem(f"cannot write to {directory}: {error.strerror}") from None
-    note(f"{', '.join(SHIMS)} are in {place}; put it first in PATH")
+    note(f"{', '.join(SHIMS)} are in {target}; put it first in PATH")

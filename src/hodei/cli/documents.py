@@ -1,6 +1,6 @@
-"""Job documents on their way to the server: read from files and stdin, or put together from options.
+"""Job documents from files, stdin or options.
 
-Files are checked here first, so that a mistake is shown with its file and place before anything is sent.
+Files are checked before anything is sent, so that mistakes are reported with their file and line.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hodei.cli.errors import UsageProblem
 from hodei.cli.times import now_ms
 from hodei.model.errors import InvalidInput
 
-# This side reads what its own user wrote, so more than a server takes in one request is fine.
-LARGEST_FILE = 64 * 1024 * 1024
-MOST_VALUES = 2_000_000
+# Above the limits of a server: these are the user's own files, and they are sent in several requests.
+MAX_FILE_BYTES = 64 * 1024 * 1024
+MAX_VALUES = 2_000_000
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
-    """The documents of all files in order, each one checked. UsageProblem or InvalidInput names the file at fault."""
+    """The checked documents of all files, in order. UsageProblem or InvalidInput names the wrong file."""
     from hodei.jobfile.parse import parse_job
 
     documents: list[dict[str, Any]] = []
@@ -34,46 +34,45 @@ def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
         name, text = _name(path), _read_job_file(path)
         found, lines = _documents_in(text, name), None
         if not found:
-            raise UsageProblem(f"{name} holds no job", hint="an example: hodei job init")
+            raise UsageProblem(f"{name} contains no job", hint="an example: hodei job init")
         for number, document in enumerate(found, 1):
             try:
                 parse_job(document, now_ms=now_ms())
             except InvalidInput as error:
                 hint = hint or error.hint
-                places = error.problems or (("", error.message),)
-                lines = _lines_of(text) if lines is None else lines
-                of_job = lines[number - 1] if len(lines) == len(found) else {}
-                problems += [(_where(name, number, len(found), place, of_job), what) for place, what in places]
+                found_here = error.problems or (("", error.message),)
+                lines = _key_lines(text) if lines is None else lines
+                job_lines = lines[number - 1] if len(lines) == len(found) else {}
+                problems += [(_location(name, number, len(found), path, job_lines), what) for path, what in found_here]
             else:
                 documents.append(document)
     if problems:
         what = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        hint = hint or "every key is explained by: hodei schema"
+        hint = hint or "the keys of a job file: hodei schema"
         raise InvalidInput(f"{what} found, nothing was sent", hint=hint, problems=tuple(problems))
     return documents
 
 
-def _lines_of(text: str) -> list[dict[str, int]]:
+def _key_lines(text: str) -> list[dict[str, int]]:
     from hodei.jobfile.yaml_reader import key_lines
 
-    rows = _one_per_line(text)
-    if rows:
+    if _json_lines(text):
         return [{"": number} for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     return key_lines(text)
 
 
-def _where(name: str, number: int, count: int, place: str, lines: dict[str, int]) -> str:
-    """`job.yaml:3: memroy`: the line of the key, or of the nearest one around it."""
-    at = place
+def _location(name: str, number: int, count: int, path: str, lines: dict[str, int]) -> str:
+    """`job.yaml:3: memroy`: the line of the key, or of its closest parent."""
+    at = path
     while at and at not in lines:
         at = at[: max(at.rfind("."), at.rfind("["), 0)]
     line = f":{lines[at]}" if at in lines and (at or count > 1) else ""
     job = f", job {number}" if count > 1 and not line else ""
-    return f"{name}{line}{job}" + (f": {place}" if place else "")
+    return f"{name}{line}{job}" + (f": {path}" if path else "")
 
 
-def _one_per_line(text: str) -> list[str]:
-    """The lines, if each is a JSON object of its own."""
+def _json_lines(text: str) -> list[str]:
+    """The lines, if each is a JSON object."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) > 1 and all(line[0] == "{" and line.rstrip()[-1] == "}" for line in lines) else []
 
@@ -82,10 +81,10 @@ def _documents_in(text: str, name: str) -> list[Any]:
     """YAML or JSON documents, a list of jobs, `{"jobs": [...]}`, or one JSON object per line."""
     from hodei.jobfile.yaml_reader import load_yaml
 
-    if lines := _one_per_line(text):
+    if lines := _json_lines(text):
         return [load_yaml(line, name=f"{name}:{number}")[0] for number, line in enumerate(lines, 1)]
     found: list[Any] = []
-    for document in load_yaml(text, name=name, max_bytes=LARGEST_FILE, max_values=MOST_VALUES):
+    for document in load_yaml(text, name=name, max_bytes=MAX_FILE_BYTES, max_values=MAX_VALUES):
         if isinstance(document, dict) and list(document) == ["jobs"] and isinstance(document["jobs"], list):
             document = document["jobs"]
         found += document if isinstance(document, list) else [document]
@@ -93,14 +92,14 @@ def _documents_in(text: str, name: str) -> list[Any]:
 
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, if a server could take it."""
+    """The document, checked as by a server."""
     from hodei.jobfile.parse import parse_job
 
     parse_job(document, now_ms=now_ms())
     return document
 
 
-def read_file(path: str, *, hint: str = "", limit: int = LARGEST_FILE) -> bytes:
+def read_file(path: str, *, hint: str = "", limit: int = MAX_FILE_BYTES) -> bytes:
     """The content of a FILE argument; `-` is stdin. UsageProblem if it cannot be read or is too large."""
     try:
         if path == "-":
@@ -119,7 +118,7 @@ def read_file(path: str, *, hint: str = "", limit: int = LARGEST_FILE) -> bytes:
     return data
 
 
-def read_text(path: str, *, hint: str = "", limit: int = LARGEST_FILE) -> str:
+def read_text(path: str, *, hint: str = "", limit: int = MAX_FILE_BYTES) -> str:
     try:
         text = read_file(path, hint=hint, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -144,8 +143,8 @@ def _name(path: str) -> str:
 
 def _read_job_file(path: str) -> str:
     if "://" in path:
-        hint = f"fetch it yourself, look at it, then: curl -fsS {path} | hodei submit -"
-        raise UsageProblem(f"{path[:200]!r} is a URL, and jobs are read from files only", hint=hint)
+        hint = f"download and check it, then: curl -fsS {path} | hodei submit -"
+        raise UsageProblem(f"{path[:200]!r} is a URL, but jobs are read from files only", hint=hint)
     from hodei.jobfile.yaml_reader import check_suffix
 
     hint = "an example to start from: hodei job init > job.yaml"
@@ -169,8 +168,8 @@ _OPTIONS = (
     click.option("--project", help="Project of the job."),
     click.option("--priority", help="critical, high, medium, low, batch, scavenger or a number."),
     click.option("--profile", help="Scheduling profile."),
-    click.option("-e", "--env", metavar="K=V", multiple=True, help="Environment; K alone passes this shell's value on."),
-    click.option("--workdir", metavar="DIR", help="Where the command runs [default: here, if the server is local]."),
+    click.option("-e", "--env", metavar="K=V", multiple=True, help="Environment variable; K alone copies this shell's value."),
+    click.option("--workdir", metavar="DIR", help="Working directory [default: this one, if the server is local]."),
     click.option("--label", metavar="K=V", multiple=True, help="Label of the job; may be repeated."),
     click.option("--node-selector", metavar="K=V", multiple=True, help="Only nodes with this label; may be repeated."),
     click.option("--tolerate", metavar="TAINT", multiple=True, help="Taint to tolerate: key, key=value:Effect."),
@@ -182,8 +181,14 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+# Options that have the name and value of the key in the job file.
+_SAME_KEYS = (
+    "name", "cpu", "memory", "gpu", "project", "profile", "timeout", "retries", "arch", "priority", "gpu_type", "backend",
+)  # fmt: skip
+
+
 def job_options(command: Command) -> Command:
-    """The options that describe a job of one command."""
+    """Options for a job with one command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -192,22 +197,7 @@ def job_options(command: Command) -> Command:
 def document_of(command: tuple[str, ...], given: dict[str, Any], *, local: bool) -> dict[str, Any]:
     """The short form of a job file, from options. `local`: the server is on this machine."""
     document: dict[str, Any] = {"command": list(command)}
-    for key in (
-        "name",
-        "cpu",
-        "memory",
-        "gpu",
-        "project",
-        "profile",
-        "timeout",
-        "retries",
-        "arch",
-        "priority",
-        "gpu_type",
-        "backend",
-    ):
-        if given.get(key) is not None:
-            document[key] = given[key]
+    document |= {key: given[key] for key in _SAME_KEYS if given.get(key) is not None}
     if str(document.get("priority", "")).lstrip("-").isdigit():
         document["priority"] = int(document["priority"])
     if given.get("after"):
@@ -228,18 +218,17 @@ def document_of(command: tuple[str, ...], given: dict[str, Any], *, local: bool)
 
 
 def _array(text: str) -> Any:
-    """`100`, `0-98:2`, and with `%10` behind it ten at once, as Slurm's users write it."""
-    which, _, most = text.partition("%")
-    if most and not most.isdecimal():
-        raise UsageProblem(f"--array {text[:80]!r}: {most[:20]!r} is not a number", hint="write --array 100%10")
-    _refuse_repeated(which)
+    """`100` or `0-98:2`; `%10` at the end limits it to ten at once, as in Slurm."""
+    which, _, limit = text.partition("%")
+    if limit and not limit.isdecimal():
+        raise UsageProblem(f"--array {text[:80]!r}: {limit[:20]!r} is not a number", hint="write --array 100%10")
+    _check_unique(which)
     key, value = ("count", int(which)) if which.isdecimal() else ("indices", which)
-    return {key: value, "at_most": int(most)} if most else {key: value}
+    return {key: value, "at_most": int(limit)} if limit else {key: value}
 
 
-def _refuse_repeated(indices: str) -> None:
-    """An index that is named twice is a slip of the hand: there would be fewer jobs than were asked for. Job files keep
-    what they were always read as: each index once."""
+def _check_unique(indices: str) -> None:
+    """An index that is listed twice is a mistake: there would be fewer jobs than expected. Job files accept it."""
     from hodei.model.array import parse_indices
 
     seen: set[int] = set()
@@ -247,11 +236,10 @@ def _refuse_repeated(indices: str) -> None:
         try:
             found = parse_indices(part)
         except InvalidInput:
-            return  # what is wrong with it is told where the whole document is read
-        if again := sorted(seen.intersection(found)):
-            raise UsageProblem(
-                f"--array {indices[:80]!r}: index {again[0]} is listed twice", hint="list each index once"
-            )
+            return  # reported when the document is checked
+        if repeated := sorted(seen.intersection(found)):
+            what = f"--array {indices[:80]!r}: index {repeated[0]} is listed twice"
+            raise UsageProblem(what, hint="list each index once")
         seen.update(found)
 
 
@@ -266,7 +254,6 @@ def _environment(text: str) -> tuple[str, str]:
     if "=" in text:
         return _pair(text, "--env")
     if text not in os.environ:
-        raise UsageProblem(
-            f"--env {text[:80]!r}: this shell has no such variable", hint=f"write --env {text[:80]}=VALUE"
-        )
+        what = f"--env {text[:80]!r}: this shell has no such variable"
+        raise UsageProblem(what, hint=f"write --env {text[:80]}=VALUE")
     return text, os.environ[text]

@@ -1,4 +1,4 @@
-"""What went wrong, in four lines on stderr: what, where, what next, and a stable code. And the exit code for it."""
+"""Report errors on stderr (what, where, what to do next, and a stable code), and their exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 
 import click
 
-from hodei.cli.output import clean, colourful
+from hodei.cli.output import clean, uses_colour
 from hodei.model.errors import Conflict, HodeiError, InvalidInput, NotFound
 
 OK, ERROR, USAGE, NOT_FOUND, DENIED, UNSCHEDULABLE = 0, 1, 2, 3, 4, 5
@@ -17,19 +17,19 @@ _PROBLEMS_SHOWN = 20
 
 
 class UsageProblem(HodeiError):
-    """The command line or an input file is not one that can be worked with."""
+    """The command line or an input file is wrong."""
 
     code = "USAGE"
 
 
 def report(error: BaseException) -> int:
-    """Say it on stderr; the exit code. Never a traceback, unless HODEI_DEBUG asks for one."""
+    """Print the error on stderr; returns the exit code. A traceback is printed only with HODEI_DEBUG."""
     if os.environ.get("HODEI_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, click.Abort):
         return 130
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        # A bare `hodei` or `hodei job` asks what there is.
+        # A bare `hodei` or `hodei job` asks for help.
         click.echo(error.format_message())
         return OK
     for line in describe(error):
@@ -38,8 +38,8 @@ def report(error: BaseException) -> int:
 
 
 def _painted(line: str) -> str:
-    """`error:` in red, `next:` in cyan and the code pale, if this terminal wants colours."""
-    if not colourful(err=True):
+    """`error:` in red, `next:` in cyan and the code in grey, on a terminal with colours."""
+    if not uses_colour(err=True):
         return line
     for start, style in (("error: ", {"fg": "red", "bold": True}), ("  next: ", {"fg": "cyan"})):
         if line.startswith(start):
@@ -54,13 +54,13 @@ def describe(error: BaseException) -> list[str]:
             hint = f"{error.ctx.command_path} --help"
         text = error.format_message()
         if isinstance(error, click.NoSuchOption) and error.possibilities:
-            # click sorts them by name; the nearest one belongs first.
+            # click sorts them by name; the closest comes first.
             text = f"{error.message.rstrip('.')}; did you mean {' or '.join(list(error.possibilities)[:3])}?"
         return _lines(text, hint=hint, code="USAGE")
     if isinstance(error, HodeiError):
         problems = error.problems if isinstance(error, InvalidInput) else ()
         if len(problems) == 1 and error.message.startswith(problems[0][0] or problems[0][1]):
-            problems = ()  # the message is that one problem already
+            problems = ()  # the message already has this problem
         return _lines(error.message, problems=problems, hint=error.hint, code=error.code)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
@@ -77,7 +77,7 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, Conflict):
         return CONFLICT
     if isinstance(error, HodeiError):
-        from hodei.client import Denied, ServerUnreachable, WaitTimedOut  # here: a wrong option needs no client
+        from hodei.client import Denied, ServerUnreachable, WaitTimedOut  # lazy: a wrong option needs no client
 
         for kind, code in ((Denied, DENIED), (ServerUnreachable, UNREACHABLE), (WaitTimedOut, TIMED_OUT)):
             if isinstance(error, kind):

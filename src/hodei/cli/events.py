@@ -1,4 +1,4 @@
-"""`hodei events`: the history of the installation, line by line."""
+"""`hodei event list`, `hodei audit list`, and the timeline of `hodei job history`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodei.cli.groups import Group
 from hodei.cli.options import client, complete_jobs, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list
 from hodei.cli.refs import resolve_job
-from hodei.cli.times import ago, iso, short
+from hodei.cli.times import ago, duration_text, iso
 from hodei.model.effects import Event
 
 if TYPE_CHECKING:
@@ -50,19 +50,22 @@ def list_events(follow: bool, after: int | None, limit: int, job: str | None, ou
     with client() as server:
         id = resolve_job(server, job) if job else 0
         if after is None:
-            # Numbers have no gaps, so the last `limit` of all begin here; those of one job are few enough to read all.
+            # Numbers have no gaps, so this is where the last `limit` start. The events of one job are few: read all.
             after = 0 if id else max(0, server.last_event() - limit)
-        found = (plain(event) for event in server.events(after, follow, job=id))
+        found = (event_dict(event) for event in server.events(after, follow, job=id))
         if follow and output in ("table", "wide"):
-            _print_as_they_come(found)
-        elif follow and output in ("json", "yaml"):
-            emit_list(found, "jsonl", COLUMNS, name=lambda e: str(e["seq"]))
-        else:
-            emit_list(found, output, COLUMNS, name=lambda e: str(e["seq"]), headers=not no_headers, empty="no events")
+            _print_lines(found)
+            return
+        output = "jsonl" if follow and output in ("json", "yaml") else output
+        emit_list(found, output, COLUMNS, name=number, headers=not no_headers, empty="no events")
 
 
-def plain(event: Event) -> dict[str, Any]:
-    """An event as the API gives it, every field there, with its time in ISO 8601 too."""
+def number(event: dict[str, Any]) -> str:
+    return str(event["seq"])
+
+
+def event_dict(event: Event) -> dict[str, Any]:
+    """An event with every field of the API, and its time in ISO 8601."""
     return {
         "seq": event.seq, "at": iso(event.at_ms), "at_ms": event.at_ms, "kind": event.kind, "job": event.job,
         "run": event.run, "node": event.node, "detail": event.detail,
@@ -70,13 +73,13 @@ def plain(event: Event) -> dict[str, Any]:
 
 
 def detail_text(detail: dict[str, Any]) -> str:
-    """`key=value` for what there is to say; lists with commas."""
-    said = {key: value for key, value in detail.items() if value not in ("", None, [], {})}
-    return " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in said.items())
+    """`key=value` of all values that are not empty; lists with commas."""
+    given = {key: value for key, value in detail.items() if value not in ("", None, [], {})}
+    return " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in given.items())
 
 
-def _print_as_they_come(found: Iterator[dict[str, Any]]) -> None:
-    """One line each: widths cannot be known before the end, so columns are loose."""
+def _print_lines(found: Iterator[dict[str, Any]]) -> None:
+    """Print each event as it arrives, so columns cannot be aligned."""
     for event in found:
         what = detail_text(event["detail"])
         who = " ".join(
@@ -86,8 +89,6 @@ def _print_as_they_come(found: Iterator[dict[str, Any]]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- audit
-# `hodei audit`: who did what when. For administrators.
-
 
 AUDIT_COLUMNS = (
     Column("SEQ", lambda e: str(e.seq), wide=True),
@@ -102,7 +103,7 @@ AUDIT_COLUMNS = (
     Column("FROM", lambda e: e.remote or "-", wide=True),
     Column("REQUEST", lambda e: e.request, wide=True),
 )
-_LOOK_AGAIN_S = 1.0
+_POLL_S = 1.0
 
 
 @click.group(cls=Group, default="list")
@@ -130,9 +131,8 @@ def list_audit(
     with client() as server:
         found = list(server.audit(who=who, what=what, target=target, since=since, limit=limit))
         if not follow:
-            emit_list(
-                found, output, AUDIT_COLUMNS, name=lambda e: str(e.seq), headers=not no_headers, empty="nothing yet"
-            )
+            headers = not no_headers
+            emit_list(found, output, AUDIT_COLUMNS, name=lambda e: str(e.seq), headers=headers, empty="no entries")
             return
         entries = _follow(server, found[::-1], who, what, target)
         if output in ("table", "wide"):
@@ -150,18 +150,16 @@ def _follow(server: Client, known: list[AuditView], who: str, what: str, target:
         more = server.audit_after(last, who=who, what=what, target=target)
         yield from more
         last = more[-1].seq if more else last
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
 def _outcome(entry: AuditView) -> str:
     return f"refused: {entry.code}" if entry.code else "ok"
 
 
-# --------------------------------------------------------------------------------------------- history
-# `hodei job history`: the stored events of one job as a timeline, each line with its cause and whose act it was.
+# -------------------------------------------------------------------------------------------- timeline
 
-
-_SAID = {
+_EVENT_TEXTS = {
     "job.submitted": "submitted",
     "job.scheduled": "placed",
     "job.started": "started",
@@ -170,44 +168,35 @@ _SAID = {
     "job.cancel_requested": "cancel requested",
     "job.requeue_requested": "requeue requested",
     "job.requeued": "back in the queue",
-    "job.preempting": "room is being made for it",
+    "job.preempting": "preempting other jobs",
     "job.preempted": "preempted",
     "run.ended": "run ended",
     "job.ended": "ended",
 }
-_OF_THE_HEAD = {"state", "by", "reason", "reason_code"}
+_SHOWN_KEYS = {"state", "by", "reason", "reason_code"}
 
 
 def timeline(events: Iterable[dict[str, Any]], name: str) -> Iterator[str]:
-    """One line for each event: its time, how long after the one before, what happened, why, and by whom."""
+    """One line for each event: its time, the time since the previous one, what happened, why, and by whom."""
     first = before = 0
     for event in events:
         at_ms, detail = event["at_ms"], event["detail"]
         if not first:
             first = before = at_ms
             yield f"job {event['job']} {name}".rstrip()
-        attempt = _attempt(event)
-        what = _SAID.get(event["kind"], event["kind"].replace(".", " ").replace("_", " "))
+        attempt = str(event["run"]).rpartition(".")[2]
+        what = _EVENT_TEXTS.get(event["kind"], event["kind"].replace(".", " ").replace("_", " "))
         if detail.get("state"):
             what += f": {detail['state']}"
         where = f" on {event['node']}" if event["node"] else ""
         run = f" (attempt {attempt}, run {event['run']})" if event["run"] else ""
         why = detail.get("reason") or detail.get("reason_code") or ""
-        rest = detail_text({key: value for key, value in detail.items() if key not in _OF_THE_HEAD})
+        rest = detail_text({key: value for key, value in detail.items() if key not in _SHOWN_KEYS})
         by = f", by {detail['by']}" if detail.get("by") else ""
         line = f"{event['at']}  {_since(at_ms - before):>8}  {what}{where}{run}{f': {why}' if why else ''}{by}"
         yield clean(f"{line}  [{rest}]" if rest else line)
         before = at_ms
 
 
-def print_timeline(events: Iterable[dict[str, Any]], name: str) -> None:
-    for line in timeline(events, name):
-        click.echo(line)
-
-
-def _attempt(event: dict[str, Any]) -> str:
-    return str(event["run"]).rpartition(".")[2]
-
-
 def _since(ms: int) -> str:
-    return f"+{short(ms)}" if ms >= 1000 else f"+{ms}ms" if ms else ""
+    return f"+{duration_text(ms)}" if ms else ""

@@ -1,23 +1,18 @@
-"""`hodei job graph`: what a job waits for and who waits for it, as a tree, or drawn."""
+"""`hodei job graph`: the dependencies and dependents of a job as a text tree, Graphviz, Mermaid or SVG."""
 
 from __future__ import annotations
 
-import sys
 from html import escape
 
 import click
 
 from hodei.api.views import GraphEdge, GraphJob, JobGraph
 from hodei.cli.options import client, job_argument, output_option
-from hodei.cli.output import clean, emit_one, note, paint
+from hodei.cli.output import clean, emit_one, is_unicode, note, paint
 from hodei.cli.refs import resolve_job
 
-# --------------------------------------------------------------------------------------- graph drawing
-# A graph of jobs as a tree of text, as Graphviz or Mermaid text, and as a picture of its own making.
-
-
-# Deeper than this a tree is no picture any more.
-_DEEPEST = 40
+# A deeper tree is not readable.
+_MAX_DEPTH = 40
 _FILL = {
     "succeeded": "#cdebd0", "failed": "#f6c9c6", "cancelled": "#dddddd", "running": "#c7e3f5", "scheduled": "#c7e3f5",
     "pending": "#fbedc3", "held": "#e6d4f2",
@@ -26,7 +21,7 @@ _WIDTH, _HEIGHT, _ACROSS, _DOWN = 190, 40, 90, 16
 
 
 def tree(graph: JobGraph, *, lines: bool = True) -> str:
-    """From those that wait for nobody downwards. Who has several before him is shown below the first, named below others."""
+    """From the jobs without dependencies downwards. A job with several dependencies is shown in full below the first."""
     jobs = {job.id: job for job in graph.jobs}
     below: dict[int, list[GraphEdge]] = {}
     for edge in graph.edges:
@@ -40,33 +35,33 @@ def tree(graph: JobGraph, *, lines: bool = True) -> str:
     branch, last, on, off = ("├─ ", "└─ ", "│  ", "   ") if lines else ("|- ", "`- ", "|  ", "   ")
     out: list[str] = []
     seen: set[int] = set()
-    # (job, edge that leads to it, what stands before its line, what stands before those below it, depth)
+    # (job, edge to it, prefix of its line, prefix of the lines below it, depth)
     roots = [id for id in jobs if id not in has_above]
     pending: list[tuple[int, GraphEdge | None, str, str, int]] = [(id, None, "", "", 0) for id in reversed(roots)]
     while pending:
-        id, way_here, before, beyond, depth = pending.pop()
+        id, edge_here, prefix, prefix_below, depth = pending.pop()
         job = jobs[id]
-        how = "" if way_here is None or way_here.on == "succeeded" else f"if {way_here.on}: "
-        head = f"{before}{how}{_line(job, job.id == graph.job)}"
+        condition = "" if edge_here is None or edge_here.on == "succeeded" else f"if {edge_here.on}: "
+        head = f"{prefix}{condition}{_line(job, job.id == graph.job)}"
         if id in seen:
             out.append(f"{head}  (see above)")
             continue
         seen.add(id)
         needs = "".join(f", needs {clean(what)}" for what in data.get(id, ()))
         out.append(f"{head}{f'  ({job.need} are enough)' if job.need else ''}{needs}")
-        under = below.get(id, [])
-        if under and depth >= _DEEPEST:
-            out.append(f"{beyond}{last}... and what waits for that (--format svg draws all)")
+        dependents = below.get(id, [])
+        if dependents and depth >= _MAX_DEPTH:
+            out.append(f"{prefix_below}{last}... and its dependents (--format svg draws all)")
             continue
-        for number, way in enumerate(reversed(under)):
+        for number, edge in enumerate(reversed(dependents)):
             line, rest = (last, off) if number == 0 else (branch, on)
-            pending.append((way.job, way, beyond + line, beyond + rest, depth + 1))
+            pending.append((edge.job, edge, prefix_below + line, prefix_below + rest, depth + 1))
     return "\n".join(out)
 
 
-def _line(job: GraphJob, asked: bool) -> str:
+def _line(job: GraphJob, selected: bool) -> str:
     why = f": {clean(job.reason)}" if job.reason and job.state in ("pending", "held", "failed", "cancelled") else ""
-    return f"{'* ' if asked else ''}{job.id} {clean(job.name)}  {paint(job.state, job.state)}{why}"
+    return f"{'* ' if selected else ''}{job.id} {clean(job.name)}  {paint(job.state, job.state)}{why}"
 
 
 def dot(graph: JobGraph) -> str:
@@ -87,8 +82,10 @@ def dot(graph: JobGraph) -> str:
 
 def mermaid(graph: JobGraph) -> str:
     out, data = ["graph LR"], _data(graph)
-    out += [f'  j{job.id}["{_plain(f"{job.id} {job.name}")}<br/>{job.state}"]:::{job.state}' for job in graph.jobs]
-    out += [f'  d{number}[("{_plain(what)}")]' for what, number in data.items()]
+    out += [
+        f'  j{job.id}["{_mermaid_text(f"{job.id} {job.name}")}<br/>{job.state}"]:::{job.state}' for job in graph.jobs
+    ]
+    out += [f'  d{number}[("{_mermaid_text(what)}")]' for what, number in data.items()]
     for edge in graph.edges:
         begin = f"j{edge.awaited}" if edge.awaited else f"d{data[edge.what]}"
         out.append(f"  {begin} {'-->' if edge.on == 'succeeded' else f'-->|{edge.on}|'} j{edge.job}")
@@ -98,14 +95,14 @@ def mermaid(graph: JobGraph) -> str:
 
 
 def svg(graph: JobGraph) -> str:
-    """Layers from left to right: each job behind all that it waits for."""
+    """Layers from left to right: each job is to the right of its dependencies."""
     places = _places(graph)
     right = max((x for x, _ in places.values()), default=0) + _WIDTH + 20
     bottom = max((y for _, y in places.values()), default=0) + _HEIGHT + 20
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{right}" height="{bottom}" viewBox="0 0 {right} {bottom}" '
         'font-family="sans-serif" font-size="12" role="img">',
-        f"<title>What job {graph.job} waits for and who waits for it</title>",
+        f"<title>Dependencies and dependents of job {graph.job}</title>",
         f'<rect width="{right}" height="{bottom}" fill="#ffffff"/>',
     ]
     for edge in graph.edges:
@@ -140,7 +137,7 @@ def svg(graph: JobGraph) -> str:
 
 
 def _places(graph: JobGraph) -> dict[int | str, tuple[int, int]]:
-    """Where each box stands. A job's layer is the longest way to it from one that waits for nobody."""
+    """The position of each box. A job's layer is the longest path to it from a job without dependencies."""
     above: dict[int, list[int | str]] = {job.id: [] for job in graph.jobs}
     below: dict[int | str, list[int]] = {}
     for edge in graph.edges:
@@ -149,7 +146,7 @@ def _places(graph: JobGraph) -> dict[int | str, tuple[int, int]]:
     layer: dict[int | str, int] = dict.fromkeys([*_data(graph), *(id for id, before in above.items() if not before)], 0)
     left = {id: len(before) for id, before in above.items()}
     ready: list[int | str] = list(layer)
-    for one in ready:  # grows as it goes
+    for one in ready:  # grows during the loop
         for after in below.get(one, ()):
             layer[after] = max(layer.get(after, 0), layer[one] + 1)
             left[after] -= 1
@@ -179,12 +176,9 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _plain(text: str) -> str:
-    """Mermaid reads marks as HTML does, and knows no other way to quote."""
+def _mermaid_text(text: str) -> str:
+    """Mermaid has no quoting except HTML entities."""
     return escape(clean(text), quote=True)
-
-
-# ----------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -205,11 +199,10 @@ def graph(job: str, form: str, output: str) -> None:
 
     with client() as server:
         found = server.graph(resolve_job(server, job))
-    utf = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
     draw = {"dot": dot, "mermaid": mermaid, "svg": svg}.get(form)
     emit_one(
         found, output, name=lambda g: "\n".join(str(one.id) for one in g.jobs),
-        text=lambda g: draw(g) if draw is not None else tree(g, lines=utf),
+        text=lambda g: draw(g) if draw is not None else tree(g, lines=is_unicode()),
     )  # fmt: skip
     if found.truncated:
-        note(f"these are the nearest {len(found.jobs)} jobs; there are more")
+        note(f"these are the closest {len(found.jobs)} jobs; there are more")

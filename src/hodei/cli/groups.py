@@ -1,4 +1,4 @@
-"""Groups of commands: imported on first use, with suggestions for mistyped words. Only click is imported here."""
+"""Groups of commands that are imported on first use, with suggestions for mistyped names. Only click is imported here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import click
 
-# Words that users of other tools type, and what they are called here.
-FOREIGN_WORDS = {
+# Names that users of other tools type -> the command.
+FOREIGN_COMMANDS = {
     "apply": "submit", "delete": "cancel", "describe": "job show", "get": "jobs", "kill": "cancel", "list": "jobs", "log": "logs",
     "ls": "jobs", "ps": "jobs", "queue": "jobs", "restart": "requeue", "retry": "requeue", "rm": "cancel", "sbatch": "submit",
     "scancel": "cancel", "serve": "up", "show": "job show", "sinfo": "nodes", "squeue": "jobs", "srun": "run", "start": "up",
@@ -35,8 +35,8 @@ class Lazy(NamedTuple):
 
 
 class Group(click.Group):
-    """`hodei job …`, `hodei node …`. `table`: commands that are imported on first use. `default`: the command that is
-    meant when none is named."""
+    """`hodei job …`, `hodei node …`. `table`: commands that are imported on first use. `default`: the command if none is
+    given."""
 
     def __init__(self, *args: Any, table: Mapping[str, Lazy] | None = None, default: str = "", **extra: Any) -> None:
         super().__init__(*args, **extra)
@@ -91,12 +91,12 @@ def exit_code(
     main: Callable[..., Any], args: Sequence[str] | None, program: str, *, invalid_input: int = 1, **extra: Any
 ) -> int:
     """Run the `main` of a click command. Every error becomes text on stderr and a documented exit code;
-    `invalid_input` is that of a file or setting with mistakes."""
+    `invalid_input` is the code for a file or setting with mistakes."""
     try:
         code = main(args, program, **extra | {"standalone_mode": False})
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has closed the pipe (`hodei jobs | head`): no message now, and none at exit either.
+        # The reader has closed the pipe (`hodei jobs | head`): no message now, and none at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except Exception as error:

@@ -1,25 +1,40 @@
-"""`hodei wait`, `cancel`, `hold`, `release`, `requeue`: one verb over many jobs. One that fails does not stop the rest."""
+"""Verbs for one or more jobs: wait, cancel, hold, release, requeue, suspend, resume, checkpoint, migrate. A failure for one
+job does not stop the rest."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli import arrays, errors, logs
+from hodei.cli import errors, logs
 from hodei.cli.errors import UsageProblem
 from hodei.cli.jobs import COLUMNS
 from hodei.cli.options import client, complete_nodes, headers_option, jobs_argument, output_option
 from hodei.cli.output import clean, emit_list, note
-from hodei.cli.refs import ACTIVE, Meant, look_up, resolve
-from hodei.cli.times import timeout_ms
-from hodei.model.errors import HodeiError
+from hodei.cli.refs import (
+    ACTIVE,
+    Targets,
+    id_text,
+    is_array_row,
+    name_in_brackets,
+    reference_text,
+    resolve_ids,
+    resolve_targets,
+    state_counts,
+)
+from hodei.cli.times import parse_timeout_ms
+from hodei.model.errors import Conflict, HodeiError
 
 if TYPE_CHECKING:
     from hodei.api.views import JobView
     from hodei.client import Client
+
+Action = Callable[[int], "JobView"]
+# For an array, `checkpoint` and `migrate` apply to the elements in these states.
+RUNNING = ("scheduled", "running")
 
 
 @click.command()
@@ -36,49 +51,49 @@ def wait(
 
     The name or number of an array means all of its elements.
     """
-    timeout_s = None if timeout is None else timeout_ms(timeout) / 1000
+    timeout_s = None if timeout is None else parse_timeout_ms(timeout) / 1000
     with client() as server:
-        meant = look_up(server, jobs)
-        ctx.exit(wait_for(server, meant, timeout_s, progress=progress, output=output, headers=not no_headers))
+        targets = resolve_targets(server, jobs)
+        ctx.exit(wait_for(server, targets, timeout_s, progress=progress, output=output, headers=not no_headers))
 
 
 def wait_for(
     server: Client,
-    meant: Meant,
+    targets: Targets,
     timeout_s: float | None = None,
     *,
     progress: bool = False,
     output: str = "",
     headers: bool = True,
 ) -> int:
-    """Wait for them all, print how they ended (if `output` says how), and give the exit code. Whatever did not succeed is
-    named on stderr, with its last lines if no table is printed."""
+    """Wait for all, print them in the format `output`, and return the exit code. Without `output`, jobs that did not
+    succeed are reported on stderr with their last lines."""
     from hodei.client import ArrayId
 
-    wanted = [*(ArrayId(array.id) for array in meant.arrays), *meant.jobs]
+    wanted = [*(ArrayId(array.id) for array in targets.arrays), *targets.jobs]
     ended = 0
 
-    def tick(view: JobView) -> None:
+    def count(view: JobView) -> None:
         nonlocal ended
         ended += 1
         line = f"{ended}/{len(wanted)} ended"
         click.echo(f"\r{line}" if sys.stderr.isatty() else line, nl=not sys.stderr.isatty(), err=True)
 
     try:
-        views = server.wait(wanted, timeout_s, on_end=tick if progress else None)
+        views = server.wait(wanted, timeout_s, on_end=count if progress else None)
     finally:
         if progress and sys.stderr.isatty():
             click.echo("", err=True)
     if output:
-        emit_list(views, output, COLUMNS, name=arrays.reference_text, headers=headers, empty="no active jobs")
+        emit_list(views, output, COLUMNS, name=reference_text, headers=headers, empty="no active jobs")
     else:
         for view in views:
-            if arrays.folded(view) and view.array is not None:
-                note(f"array {view.id}[] ({view.name}): {arrays.counts(view.array)}")
-    bad = [view for view in views if view.state != "succeeded"]
-    if bad and not output:
-        logs.of_all(server, bad)
-    return errors.JOB_FAILED if bad else errors.OK
+            if is_array_row(view) and view.array is not None:
+                note(f"array {view.id}[] ({view.name}): {state_counts(view.array)}")
+    failed = [view for view in views if view.state != "succeeded"]
+    if failed and not output:
+        logs.report_failures(server, failed)
+    return errors.JOB_FAILED if failed else errors.OK
 
 
 @click.command()
@@ -93,14 +108,20 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, ou
     The name or number of an array means all of its elements; one of them is `sweep[3]`.
     """
     with client() as server:
-        meant = look_up(server, jobs)
-        if "all" in jobs and meant.jobs and not yes:
-            _confirm(f"cancel {len(meant.jobs)} active jobs?", hint="add --yes")
-        code = each_array(meant.arrays, lambda id: server.cancel_array(id, reason), output, "cancel requested")
-        if meant.jobs or not meant.arrays:
-            done = each(meant.jobs, lambda id: server.cancel(id, reason), output, "cancel requested", "cancelled")
-            code = code or done
-    ctx.exit(code)
+        targets = resolve_targets(server, jobs)
+        if "all" in jobs and targets.jobs and not yes:
+            _confirm(f"cancel {len(targets.jobs)} active jobs?", hint="add --yes")
+        ctx.exit(
+            _apply(
+                targets,
+                lambda id: server.cancel(id, reason),
+                lambda id: server.cancel_array(id, reason),
+                output,
+                "cancel requested",
+                "cancelled",
+                "cancel requested",
+            )
+        )
 
 
 @click.command()
@@ -109,7 +130,9 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, ou
 @click.pass_context
 def hold(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Keep jobs from starting until they are released."""
-    _all_of(ctx, jobs, lambda server: (server.hold, server.hold_array), output, "hold requested", "held")
+    with client() as server:
+        targets = resolve_targets(server, jobs)
+        ctx.exit(_apply(targets, server.hold, server.hold_array, output, "hold requested", "held", "held"))
 
 
 @click.command()
@@ -118,20 +141,18 @@ def hold(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
 @click.pass_context
 def release(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Release held jobs."""
-    _all_of(ctx, jobs, lambda server: (server.release, server.release_array), output, "released", "released")
+    with client() as server:
+        targets = resolve_targets(server, jobs)
+        ctx.exit(_apply(targets, server.release, server.release_array, output, "released", "released", "released"))
 
 
 @click.command()
 @jobs_argument
+@click.option("--failed", is_flag=True, help="Only failed jobs, and jobs that failed because they depended on them.")
 @click.option(
-    "--failed", is_flag=True, help="Only failed jobs, and the jobs that failed because they depended on them."
-)
-@click.option(
-    "-y",
-    "--yes",
-    is_flag=True,
+    "-y", "--yes", is_flag=True,
     help="Do not ask: before elements that have succeeded run again, or for `--failed all`.",
-)
+)  # fmt: skip
 @output_option
 @click.pass_context
 def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, output: str) -> None:
@@ -144,150 +165,75 @@ def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, 
     """
     with client() as server:
         if failed:
-            meant = look_up(server, (job for job in jobs if job != "all"))
+            targets = resolve_targets(server, (job for job in jobs if job != "all"))
             if "all" in jobs:
-                meant = Meant(meant.arrays, [*meant.jobs, *_all_failed(server, meant, yes=yes)])
-            _requeue_failed(server, meant, output)
+                targets = Targets(targets.arrays, [*targets.jobs, *_all_failed(server, targets, yes=yes)])
+            _requeue_failed(server, targets, output)
             return
-        meant = look_up(server, jobs)
+        targets = resolve_targets(server, jobs)
         if not yes:
-            for array in meant.arrays:
-                _confirm_successes(array)
-        code = each_array(meant.arrays, lambda id: _requeue_array(server, id), output, "requeued")
-        if meant.jobs or not meant.arrays:
-            code = code or each(meant.jobs, server.requeue, output, "requeue requested", "requeued")
-    ctx.exit(code)
+            for array in targets.arrays:
+                _confirm_succeeded(array)
+        ctx.exit(
+            _apply(
+                targets,
+                server.requeue,
+                lambda id: _requeue_array(server, id),
+                output,
+                "requeue requested",
+                "requeued",
+                "requeued",
+            )
+        )
 
 
-def _all_failed(server: Client, meant: Meant, *, yes: bool) -> list[int]:
-    """`all` means the active jobs elsewhere, and none of those has failed: here it means all that have."""
-    failed = sorted({view.id for view in server.jobs(state=("failed",))} - set(meant.jobs))
+def _all_failed(server: Client, targets: Targets, *, yes: bool) -> list[int]:
+    """With `--failed`, `all` means every failed job, not every active one."""
+    failed = sorted({view.id for view in server.jobs(state=("failed",))} - set(targets.jobs))
     if failed and not yes:
         _confirm(f"requeue {len(failed)} failed jobs?", hint="add --yes")
     return failed
 
 
 def _requeue_array(server: Client, id: int) -> JobView:
-    from hodei.model.errors import Conflict
-
     if not server.requeue_all(arrays=[id]).requeued:
         raise Conflict(f"no element of array {id}[] has started yet")
     return server.array(id)
 
 
-def _confirm_successes(array: JobView) -> None:
-    """Work that is done would be done again: that is asked about first."""
+def _confirm_succeeded(array: JobView) -> None:
+    """Ask before elements that have succeeded run again."""
     assert array.array is not None
-    done, every = array.array.states.get("succeeded", 0), array.array.count
+    done = array.array.states.get("succeeded", 0)
     if not done:
         return
+    what = f"array {array.id}[] ({clean(array.name)}): {done} of its {array.array.count} elements have succeeded"
     which = clean(array.name) or f"{array.id}[]"
-    text = (
-        f"array {array.id}[] ({clean(array.name)}): {done} of its {every} elements have succeeded; run them again too?"
-    )
-    _confirm(text, hint=f"only what failed: hodei requeue --failed {which}; all of them: add --yes")
+    hint = f"only failed ones: hodei requeue --failed {which}; all of them: add --yes"
+    _confirm(f"{what}; run them again too?", hint=hint)
 
 
-def _requeue_failed(server: Client, meant: Meant, output: str) -> None:
-    done = server.requeue_all(meant.jobs, [array.id for array in meant.arrays], failed=True)
+def _requeue_failed(server: Client, targets: Targets, output: str) -> None:
+    done = server.requeue_all(targets.jobs, [array.id for array in targets.arrays], failed=True)
     if output not in ("table", "wide"):
         views = [server.job(id).job for id in (*done.requeued, *done.revived)]
-        emit_list(views, output, (), name=arrays.reference_text)
+        emit_list(views, output, (), name=reference_text)
     else:
-        left = set(done.requeued)
-        for array in meant.arrays:
+        single_jobs = set(done.requeued)
+        for array in targets.arrays:
             assert array.array is not None
             own = [id for id in done.requeued if array.array.first <= id < array.array.first + array.array.count]
-            left -= set(own)
+            single_jobs -= set(own)
             if own:
                 click.echo(f"array {array.id}[] ({clean(array.name)}): {len(own)} requeued")
-        for id in sorted(left):
-            click.echo(f"job {id}{_named(server.job(id).job)} requeued")
+        for id in sorted(single_jobs):
+            click.echo(f"job {id}{name_in_brackets(server.job(id).job)} requeued")
         for id in done.revived:
-            click.echo(f"job {id}{_named(server.job(id).job)} waits again: what it waited for had failed")
+            click.echo(f"job {id}{name_in_brackets(server.job(id).job)} is pending again: its dependency had failed")
     if done.refused:
-        note(f"{len(done.refused)} jobs of other users failed for waiting for these, and were left as they are")
+        note(f"{len(done.refused)} jobs of other users failed because they depended on these; they are unchanged")
     if not done.requeued:
         note("nothing to do: none of them has failed")
-
-
-def _all_of(
-    ctx: click.Context,
-    jobs: tuple[str, ...],
-    verbs: Callable[[Client], tuple[Callable[[int], JobView], Callable[[int], JobView]]],
-    output: str,
-    asked: str,
-    done: str,
-) -> None:
-    """To jobs and to whole arrays."""
-    with client() as server:
-        to_job, to_array = verbs(server)
-        meant = look_up(server, jobs)
-        code = each_array(meant.arrays, to_array, output, done)
-        if meant.jobs or not meant.arrays:
-            code = code or each(meant.jobs, to_job, output, asked, done)
-    ctx.exit(code)
-
-
-def each_array(found: list[JobView], act: Callable[[int], JobView], output: str, done: str) -> int:
-    """One verb to whole arrays; the exit code of the first failure."""
-    views, code = list["JobView"](), errors.OK
-    for array in found:
-        try:
-            views.append(act(array.id))
-        except HodeiError as error:
-            code = code or errors.exit_code_of(error)
-            if code == errors.UNREACHABLE:
-                raise
-            errors.report(error)
-    if output in ("table", "wide"):
-        for view in views:
-            click.echo(f"array {view.id}[]{_named(view)} {done}: {arrays.counts(view.array) if view.array else ''}")
-    elif views:
-        emit_list(views, output, (), name=arrays.id_text)
-    return code
-
-
-def each(ids: list[int], act: Callable[[int], JobView], output: str, asked: str, done: str) -> int:
-    """Do it to every one; report failures as they come; the exit code of the first failure.
-
-    `asked` is what is said while the job has still to follow (it is running), `done` once it has.
-    """
-    views, code = [], errors.OK
-    for id in ids:
-        try:
-            views.append(act(id))
-        except HodeiError as error:
-            code = code or errors.exit_code_of(error)
-            if code == errors.UNREACHABLE:
-                raise
-            errors.report(error)
-    if output in ("table", "wide"):
-        if not ids:
-            note("no active jobs")
-        for view in views:
-            word = asked if view.state in ("running", "scheduled") else done
-            click.echo(f"job {view.id}{_named(view)} {word}")
-    else:
-        emit_list(views, output, (), name=arrays.reference_text)
-    return code
-
-
-def _named(view: JobView) -> str:
-    return f" ({clean(arrays.name_text(view))})" if view.name else ""
-
-
-def _confirm(question: str, *, hint: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageProblem(f"{question} There is no terminal to ask at, so nothing was done", hint=hint)
-    if not click.confirm(question, default=False, err=True):
-        raise click.Abort
-
-
-# -------------------------------------------------------------------------------- suspend, checkpoint, migrate
-
-# Of an array these verbs mean the elements that they can be done to.
-RUNNING = ("scheduled", "running")
 
 
 @click.command()
@@ -297,7 +243,8 @@ RUNNING = ("scheduled", "running")
 def suspend(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Suspend jobs: they take a checkpoint if they can, stop, and wait until they are resumed."""
     with client() as server:
-        ctx.exit(each(resolve(server, jobs, ACTIVE), server.suspend, output, "suspend requested", "suspended"))
+        ids = resolve_ids(server, jobs, ACTIVE)
+        ctx.exit(_apply_to_jobs(ids, server.suspend, output, "suspend requested", "suspended"))
 
 
 @click.command()
@@ -307,7 +254,7 @@ def suspend(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
 def resume(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Resume suspended jobs; the same as `release`."""
     with client() as server:
-        ctx.exit(each(resolve(server, jobs, ACTIVE), server.resume, output, "resumed", "resumed"))
+        ctx.exit(_apply_to_jobs(resolve_ids(server, jobs, ACTIVE), server.resume, output, "resumed", "resumed"))
 
 
 @click.command()
@@ -320,7 +267,8 @@ def checkpoint(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     `hodei job show` shows the last one. The job file defines how it is taken (`checkpoint`).
     """
     with client() as server:
-        ctx.exit(each(resolve(server, jobs, RUNNING), server.checkpoint, output, "told to save its work", "told"))
+        ids, done = resolve_ids(server, jobs, RUNNING), "checkpoint requested"
+        ctx.exit(_apply_to_jobs(ids, server.checkpoint, output, done, done))
 
 
 @click.command()
@@ -335,12 +283,64 @@ def migrate(ctx: click.Context, jobs: tuple[str, ...], to: str, force: bool, out
     Refused if no other node can take them now. To empty a whole node: `hodei node drain`.
     """
     with client() as server:
-        ctx.exit(
-            each(
-                resolve(server, jobs, RUNNING),
-                lambda id: server.migrate(id, to, force),
-                output,
-                "is leaving",
-                "is leaving",
-            )
-        )
+        ids, done = resolve_ids(server, jobs, RUNNING), "migration requested"
+        ctx.exit(_apply_to_jobs(ids, lambda id: server.migrate(id, to, force), output, done, done))
+
+
+# ---------------------------------------------------------------------------------------------- helpers
+
+
+def _apply(
+    targets: Targets,
+    to_job: Action,
+    to_array: Action,
+    output: str,
+    requested: str,
+    done: str,
+    array_done: str,
+) -> int:
+    """Apply a verb to arrays and jobs; returns the exit code of the first failure."""
+    arrays, code = _call_each((array.id for array in targets.arrays), to_array)
+    if output in ("table", "wide"):
+        for view in arrays:
+            counts = state_counts(view.array) if view.array else ""
+            click.echo(f"array {view.id}[]{name_in_brackets(view)} {array_done}: {counts}")
+    elif arrays:
+        emit_list(arrays, output, (), name=id_text)
+    if targets.jobs or not targets.arrays:
+        code = code or _apply_to_jobs(targets.jobs, to_job, output, requested, done)
+    return code
+
+
+def _apply_to_jobs(ids: list[int], act: Action, output: str, requested: str, done: str) -> int:
+    """`requested` is printed for a running job, which has not followed yet, `done` for the others."""
+    views, code = _call_each(ids, act)
+    if output not in ("table", "wide"):
+        emit_list(views, output, (), name=reference_text)
+        return code
+    if not ids:
+        note("no active jobs")
+    for view in views:
+        click.echo(f"job {view.id}{name_in_brackets(view)} {requested if view.state in RUNNING else done}")
+    return code
+
+
+def _call_each(ids: Iterable[int], act: Action) -> tuple[list[JobView], int]:
+    """The results, and the exit code of the first failure. Failures are reported as they happen."""
+    views, code = list["JobView"](), errors.OK
+    for id in ids:
+        try:
+            views.append(act(id))
+        except HodeiError as error:
+            code = code or errors.exit_code_of(error)
+            if code == errors.UNREACHABLE:
+                raise
+            errors.report(error)
+    return views, code
+
+
+def _confirm(question: str, *, hint: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageProblem(f"{question} There is no terminal to ask on, so nothing was done", hint=hint)
+    if not click.confirm(question, default=False, err=True):
+        raise click.Abort

@@ -1,4 +1,4 @@
-"""`hodei jobs` and `hodei job …`: what there is, and everything about one of them."""
+"""`hodei job list`, `show`, `history`, `export` and `init`."""
 
 from __future__ import annotations
 
@@ -8,113 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli import arrays, logs
-from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
-from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
-from hodei.cli.refs import ACTIVE, look_up, only, resolve_job
-from hodei.cli.times import ago, short, span
+from hodei.cli.options import client, headers_option, job_argument, output_option, redraw, watch_option
+from hodei.cli.output import Column, emit_list, emit_one, fields, indent, labels_text, note, paint, table
+from hodei.cli.refs import (
+    ACTIVE,
+    describe_array,
+    element_text,
+    elements_text,
+    id_text,
+    name_text,
+    quoted_reference,
+    reference_text,
+    resolve_job,
+    resolve_targets,
+    single_job,
+)
+from hodei.cli.times import ago, duration_text, elapsed
 from hodei.jobfile.values import format_numbers
 from hodei.model.job import JOB_TRANSITIONS
 
 if TYPE_CHECKING:
-    from hodei.api.views import JobDetail, RunView
-
-
-# ------------------------------------------------------------------------------------------- gang text
-# The rules of a gang in words, from the document of a job; and how many of its members run.
-
-
-def members(detail: JobDetail) -> str:
-    """`8 in 1 task, 4 are enough; 5 of 8 run`: the last only while some of the members do not."""
-    view = detail.job
-    running = len({run.member for run in detail.runs if run.attempt >= view.first_attempt and run.state == "running"})
-    if _keys(detail).get("per_node"):
-        return "one on each node that suits it" + (f"; {running} run" if view.state == "running" else "")
-    text = f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"
-    tasks: list[dict[str, Any]] = _keys(detail).get("tasks") or []
-    if any(task.get("min") for task in tasks):
-        enough = sum(task.get("min") or task.get("count") or 1 for task in tasks)
-        text += f", {enough} {'is' if enough == 1 else 'are'} enough"
-    if view.state == "running" and running < view.members:
-        text += f"; {running} of {view.members} run"
-    return text
-
-
-def gang(detail: JobDetail) -> str:
-    rules: dict[str, Any] = _keys(detail).get("gang") or {}
-    said = []
-    if topology := rules.get("topology"):
-        wish = isinstance(topology, dict)
-        said.append(f"all in one {topology['key']} if possible" if wish else f"all in one {topology}")
-    if rules.get("on_failure") == "repair":
-        said.append("a lost member is replaced alone")
-    elif rules:
-        said.append("a lost member starts all again")
-    if rules.get("assembly_timeout"):
-        said.append(f"all must run within {rules['assembly_timeout']}")
-    if rules.get("elastic"):
-        said.append("grows and shrinks with the room there is")
-    return "; ".join(said)
-
-
-def waits(detail: JobDetail) -> str:
-    """How long it may wait, with the defaults of its profile or of the server."""
-    keys = _keys(detail)
-    said = [f"{keys['scheduling_timeout']} each time"] if keys.get("scheduling_timeout") else []
-    said += [f"{keys['max_queue_time']} for its first start"] if keys.get("max_queue_time") else []
-    return ", ".join(said)
-
-
-def distribution(detail: JobDetail) -> str:
-    rules: dict[str, Any] = _keys(detail).get("distribution") or {}
-    match rules.get("model"):
-        case "colocated":
-            return "all tasks on one backend"
-        case "distributed":
-            return "tasks over backends, by transfer costs"
-        case "hub_and_spoke":
-            return f"tasks over backends, by transfer costs to {rules.get('hub')}"
-    return ""
-
-
-def checkpoint(detail: JobDetail) -> str:
-    rules: dict[str, Any] = _keys(detail).get("checkpoint") or {}
-    said = []
-    if rules.get("signal"):
-        said.append(f"signal {rules['signal']}")
-    if rules.get("command"):
-        said.append("command " + " ".join(rules["command"]))
-    if said:
-        said.append(f"up to {rules.get('timeout', '30s')} before it is stopped")
-    if rules.get("file"):
-        said.append(f"seen by {rules['file']}")
-    return ", ".join(said)
-
-
-def parts(run: RunView) -> str:
-    """`cpu 0-3, gpu 0, gpu 1 x0.5`: what of the node is the run's own."""
-    said = [f"cpu {format_numbers(run.cpus)}"] if run.cpus else []
-    said += _gpus(run.gpus.items())
-    return ", ".join(said)
-
-
-def _gpus(shares: Iterable[tuple[str, float]]) -> list[str]:
-    return [f"gpu {number}" + (f" x{share:g}" if share != 1 else "") for number, share in shares]
-
-
-def _keys(detail: JobDetail) -> dict[str, Any]:
-    keys = detail.spec.get("spec")
-    return keys if isinstance(keys, dict) else {}
-
-
-# ----------------------------------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    from hodei.api.views import JobDetail, JobView
+    from hodei.api.views import JobDetail, JobView, RunView
 
 COLUMNS = (
-    Column("ID", arrays.reference_text),
-    Column("NAME", arrays.name_text),
+    Column("ID", reference_text),
+    Column("NAME", name_text),
     Column("STATE", lambda v: v.state),
     Column("PROJECT", lambda v: v.project),
     Column("USER", lambda v: v.user or "-", wide=True),
@@ -124,9 +42,9 @@ COLUMNS = (
     Column("ATTEMPT", lambda v: str(v.attempt), wide=True),
     Column("FAILURE", lambda v: v.failure or "-", wide=True, if_any=True),
     Column("SUBMITTED", lambda v: ago(v.submitted_at)),
-    Column("RUNTIME", lambda v: span(v.started_at, v.finished_at) or "-"),
-    Column("LABELS", lambda v: ",".join(f"{k}={x}" for k, x in sorted(v.labels.items())) or "-", wide=True),
-    Column("REASON", lambda v: arrays.elements_text(v) or v.reason or v.reason_code or "-", if_any=True),
+    Column("RUNTIME", lambda v: elapsed(v.started_at, v.finished_at) or "-"),
+    Column("LABELS", lambda v: labels_text(v.labels, ",") or "-", wide=True),
+    Column("REASON", lambda v: elements_text(v) or v.reason or v.reason_code or "-", if_any=True),
 )
 RUN_COLUMNS = (
     Column("RUN", lambda r: r.id),
@@ -134,10 +52,10 @@ RUN_COLUMNS = (
     Column("STATE", lambda r: r.state),
     Column("RANK", lambda r: str(r.rank)),
     Column("NODE", lambda r: r.node),
-    Column("PARTS", lambda r: parts(r) or "-", if_any=True),
+    Column("PARTS", lambda r: _grant(r) or "-", if_any=True),
     Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
     Column("STARTED", lambda r: ago(r.started_at) or "-"),
-    Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
+    Column("RUNTIME", lambda r: elapsed(r.started_at, r.finished_at) or "-"),
     Column("HEALTH", lambda r: r.health or "-", if_any=True),
     Column("CHECKPOINT", lambda r: ago(r.checkpoint_at) or "-", if_any=True),
     Column("REASON", lambda r: r.reason or r.reason_code or "-", if_any=True),
@@ -194,15 +112,13 @@ def list_jobs(
                 shown += 1
                 yield view
 
-        nothing = "no such jobs" if every or state else "no active jobs (all: hodei jobs -a)"
-        emit_list(counted(), output, COLUMNS, name=arrays.reference_text, headers=not no_headers, empty=nothing)
+        empty = "no such jobs" if every or state else "no active jobs (all: hodei jobs -a)"
+        emit_list(counted(), output, COLUMNS, name=reference_text, headers=not no_headers, empty=empty)
         if shown == limit:
             note(f"these are the newest {limit}; there may be more (--limit)")
 
     with client() as server:
         if watch:
-            from hodei.cli.options import redraw
-
             redraw(server, lambda: list(fetch()), draw, output)
         else:
             draw(fetch())
@@ -218,14 +134,13 @@ def show(job: str, show_secrets: bool, output: str) -> None:
     """Show one job: its state and its runs; with -o yaml its whole specification. The name or number of an array shows
     the states of its elements; one of them is `sweep[3]`."""
     with client() as server:
-        meant = look_up(server, [job])
-        if meant.arrays:
-            emit_one(meant.arrays[0], output, name=arrays.id_text, text=arrays.describe)
+        targets = resolve_targets(server, [job])
+        if targets.arrays:
+            emit_one(targets.arrays[0], output, name=id_text, text=describe_array)
             return
-        detail = server.job(only(meant, job), secrets=show_secrets)
-    emit_one(
-        detail, output, name=lambda d: arrays.reference_text(d.job), text=lambda d: _describe(d, wide=output == "wide")
-    )
+        detail = server.job(single_job(targets, job), secrets=show_secrets)
+    wide = output == "wide"
+    emit_one(detail, output, name=lambda d: reference_text(d.job), text=lambda d: _describe(d, wide=wide))
 
 
 @click.command()
@@ -234,27 +149,24 @@ def show(job: str, show_secrets: bool, output: str) -> None:
 @headers_option
 def history(job: str, output: str, no_headers: bool) -> None:
     """Show the history of one job, oldest first: every change, its cause and its author. With -o wide as a table of events."""
-    from hodei.cli.events import COLUMNS as EVENT_COLUMNS
-    from hodei.cli.events import plain
+    from hodei.cli import events
 
     with client() as server:
         id = resolve_job(server, job)
-        # A job that does not exist has no history, and that is an error, not an empty list.
-        name = server.job(id).job.name
-        found = [plain(event) for event in server.events(job=id)]
+        name = server.job(id).job.name  # NotFound for an unknown job, instead of an empty list
+        found = [events.event_dict(event) for event in server.events(job=id)]
     if output == "table":
-        from hodei.cli.events import print_timeline
-
-        print_timeline(found, name)
+        for line in events.timeline(found, name):
+            click.echo(line)
         return
-    emit_list(found, output, EVENT_COLUMNS, name=lambda e: str(e["seq"]), headers=not no_headers, empty="no events")
+    emit_list(found, output, events.COLUMNS, name=events.number, headers=not no_headers, empty="no events")
 
 
 @click.command()
 @job_argument
 @click.option("--scenario", is_flag=True, help="As a scenario file for `hodei test`.")
 def export(job: str, scenario: bool) -> None:
-    """Write to stdout what happened around a job: nodes, other jobs, actions and results.
+    """Write what happened around a job to stdout: nodes, other jobs, actions and results.
 
     Commands and environments of jobs are omitted.
     """
@@ -262,7 +174,7 @@ def export(job: str, scenario: bool) -> None:
     from hodei.client.incident import scenario_text
 
     if not scenario:
-        raise UsageProblem("export as what?", hint=f"hodei job export {job} --scenario > incident.scenario.yaml")
+        raise UsageProblem("the format is missing", hint=f"hodei job export {job} --scenario > incident.scenario.yaml")
     with client() as server:
         click.echo(scenario_text(server, resolve_job(server, job)), nl=False)
 
@@ -280,7 +192,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
     head = fields([
         ("id", str(view.id)),
         ("name", view.name),
-        ("array", arrays.place_text(view)),
+        ("array", element_text(view)),
         ("state", f"{view.state}{' (cancel requested)' if view.cancel_requested else ' (suspend requested)' if view.suspend_requested else ''}"),
         ("reason", f"{view.reason}{f' [{view.reason_code}]' if view.reason_code else ''}" if view.reason or view.reason_code else ""),
         ("record", detail.damage),
@@ -291,27 +203,27 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("priority", str(view.priority)),
         ("profile", view.profile),
         ("qos", view.qos),
-        ("expected", f"to run {short(view.expected_ms)} ({view.expected_by})" if view.expected_ms else ""),
-        ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
-        ("members", members(detail)),
-        ("gang", gang(detail)),
-        ("distribution", distribution(detail)),
-        ("checkpoint", checkpoint(detail)),
-        ("may wait", waits(detail)),
+        ("expected", f"to run {duration_text(view.expected_ms)} ({view.expected_by})" if view.expected_ms else ""),
+        ("labels", labels_text(view.labels)),
+        ("members", _members(detail)),
+        ("gang", _gang(detail)),
+        ("distribution", _distribution(detail)),
+        ("checkpoint", _checkpoint(detail)),
+        ("may wait", _max_wait(detail)),
         ("attempt", str(view.attempt)),
         ("submitted", _moment(view.submitted_at)),
         ("scheduled", _moment(view.scheduled_at)),
         ("started", _moment(view.started_at)),
         ("finished", _moment(view.finished_at)),
-        ("ran for", span(view.started_at, view.finished_at)),
+        ("ran for", elapsed(view.started_at, view.finished_at)),
     ])  # fmt: skip
     head = head.replace(view.state, paint(view.state, view.state), 1) if view.state else head
     if detail.runs:
-        alone = not any(run.rank for run in detail.runs)
-        columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or not alone]
+        ranked = any(run.rank for run in detail.runs)
+        columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or ranked]
         head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide, inset=2))
-    word = logs.quoted_reference(view)
-    return head + f"\n\nmore: hodei why {word}, hodei logs {word}, hodei job show {word} -o yaml"
+    reference = quoted_reference(view)
+    return head + f"\n\nmore: hodei why {reference}, hodei logs {reference}, hodei job show {reference} -o yaml"
 
 
 def _moment(text: str) -> str:
@@ -322,3 +234,84 @@ def _nodes(view: JobView) -> str:
     if len(view.nodes) <= 2:
         return ",".join(view.nodes) or "-"
     return f"{view.nodes[0]} +{len(view.nodes) - 1}"
+
+
+# ------------------------------------------------------------------------ rules of the job file as text
+
+
+def _members(detail: JobDetail) -> str:
+    """`8 in 1 task, 4 are enough; 5 of 8 run`; the last part only if some members do not run."""
+    view = detail.job
+    running = len({run.member for run in detail.runs if run.attempt >= view.first_attempt and run.state == "running"})
+    if _keys(detail).get("per_node"):
+        return "one on each matching node" + (f"; {running} run" if view.state == "running" else "")
+    text = f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"
+    tasks: list[dict[str, Any]] = _keys(detail).get("tasks") or []
+    if any(task.get("min") for task in tasks):
+        enough = sum(task.get("min") or task.get("count") or 1 for task in tasks)
+        text += f", {enough} {'is' if enough == 1 else 'are'} enough"
+    if view.state == "running" and running < view.members:
+        text += f"; {running} of {view.members} run"
+    return text
+
+
+def _gang(detail: JobDetail) -> str:
+    rules: dict[str, Any] = _keys(detail).get("gang") or {}
+    parts = []
+    if topology := rules.get("topology"):
+        preferred = isinstance(topology, dict)
+        parts.append(f"all in one {topology['key']} if possible" if preferred else f"all in one {topology}")
+    if rules.get("on_failure") == "repair":
+        parts.append("only a lost member is replaced")
+    elif rules:
+        parts.append("a lost member restarts all")
+    if rules.get("assembly_timeout"):
+        parts.append(f"all must run within {rules['assembly_timeout']}")
+    if rules.get("elastic"):
+        parts.append("grows and shrinks with the free capacity")
+    return "; ".join(parts)
+
+
+def _max_wait(detail: JobDetail) -> str:
+    keys = _keys(detail)
+    parts = [f"{keys['scheduling_timeout']} each time"] if keys.get("scheduling_timeout") else []
+    parts += [f"{keys['max_queue_time']} for its first start"] if keys.get("max_queue_time") else []
+    return ", ".join(parts)
+
+
+def _distribution(detail: JobDetail) -> str:
+    rules: dict[str, Any] = _keys(detail).get("distribution") or {}
+    match rules.get("model"):
+        case "colocated":
+            return "all tasks on one backend"
+        case "distributed":
+            return "tasks over backends, by transfer costs"
+        case "hub_and_spoke":
+            return f"tasks over backends, by transfer costs to {rules.get('hub')}"
+    return ""
+
+
+def _checkpoint(detail: JobDetail) -> str:
+    rules: dict[str, Any] = _keys(detail).get("checkpoint") or {}
+    parts = []
+    if rules.get("signal"):
+        parts.append(f"signal {rules['signal']}")
+    if rules.get("command"):
+        parts.append("command " + " ".join(rules["command"]))
+    if parts:
+        parts.append(f"up to {rules.get('timeout', '30s')} before it is stopped")
+    if rules.get("file"):
+        parts.append(f"time from {rules['file']}")
+    return ", ".join(parts)
+
+
+def _grant(run: RunView) -> str:
+    """`cpu 0-3, gpu 0, gpu 1 x0.5`"""
+    parts = [f"cpu {format_numbers(run.cpus)}"] if run.cpus else []
+    parts += [f"gpu {number}" + (f" x{share:g}" if share != 1 else "") for number, share in run.gpus.items()]
+    return ", ".join(parts)
+
+
+def _keys(detail: JobDetail) -> dict[str, Any]:
+    keys = detail.spec.get("spec")
+    return keys if isinstance(keys, dict) else {}

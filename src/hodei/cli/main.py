@@ -1,6 +1,6 @@
 """The root command: the table of commands and aliases, and how errors become exit codes.
 
-Only click is imported here; a test checks the list of imports. Next: `options` for what commands share.
+Only click is imported here; a test checks the imports. `options` has what commands share.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import click
 
 from hodei import __version__
-from hodei.cli.groups import FOREIGN_WORDS, Group, Lazy, exit_code
+from hodei.cli.groups import FOREIGN_COMMANDS, Group, Lazy, exit_code
 
 JOB_COMMANDS = {
     "list": Lazy("jobs", "list_jobs", "List jobs."),
     "show": Lazy("jobs", "show", "Show one job and its runs."),
     "create": Lazy("submit", "submit", "Submit jobs from files, from stdin or from the command line."),
-    "run": Lazy("run", "run", "Run a command as a job, follow its output, exit with its code."),
+    "run": Lazy("submit", "run", "Run a command as a job, follow its output, exit with its code."),
     "plan": Lazy("submit", "plan", "Dry run: report what would happen to a job now."),
     "logs": Lazy("logs", "logs", "Print or follow the output of a job."),
     "why": Lazy("why", "why", "Explain why a job waits, or why it was placed there."),
@@ -34,7 +34,7 @@ JOB_COMMANDS = {
     "resume": Lazy("job_actions", "resume", "Resume suspended jobs."),
     "checkpoint": Lazy("job_actions", "checkpoint", "Make running jobs take a checkpoint now."),
     "migrate": Lazy("job_actions", "migrate", "Move running jobs to other nodes."),
-    "exec": Lazy("backend", "execute", "Run a command beside a running job."),
+    "exec": Lazy("exec", "exec_in_job", "Run a command next to a running job."),
     "history": Lazy("jobs", "history", "Show what happened to a job, when and why."),
     "graph": Lazy("graph", "graph", "Draw the dependencies and dependents of a job."),
     "export": Lazy("jobs", "export", "Export what happened around a job as a scenario."),
@@ -51,17 +51,17 @@ COMMANDS: dict[str, dict[str, Lazy]] = {
     },
     "Resources": {
         "job": Lazy("main", "job", "Submit, list, show, explain and control jobs."),
-        "cron": Lazy("cron", "cron", "Manage periodic jobs."),
+        "cron": Lazy("resources", "cron", "Manage periodic jobs."),
         "node": Lazy("nodes", "node", "List, show, cordon, drain, taint or label nodes."),
-        "backend": Lazy("backend", "backend", "Manage the systems that jobs run on."),
-        "reservation": Lazy("reservation", "reservation", "Reserve capacity for a project and a time window."),
+        "backend": Lazy("resources", "backend", "Manage the systems that jobs run on."),
+        "reservation": Lazy("resources", "reservation", "Reserve capacity for a project and a time window."),
         "share": Lazy("share", "share", "Show each account's share and use of the cluster; explain a project's share."),
         "quota": Lazy("share", "quota", "Show usage and quotas of projects."),
         "event": Lazy("events", "event", "Print or follow events."),
         "audit": Lazy("events", "audit", "Print or follow the audit log."),
     },
     "Tools": {
-        "whatif": Lazy("whatif", "whatif", "Report which jobs would start when after a change of jobs, nodes or policy."),
+        "whatif": Lazy("why", "whatif", "Report which jobs would start when after a change of jobs, nodes or policy."),
         "kube": Lazy("serve", "kube", "Schedule the pods of a Kubernetes cluster."),
         "sim": Lazy("serve", "sim", "Simulate policies on recorded or generated workloads."),
         "replay": Lazy("serve", "replay", "Replay a decision log and compare the plans."),
@@ -85,7 +85,7 @@ ALIASES = {
 
 
 class Root(Group):
-    """Finds commands in the tables above, and turns every error into text on stderr and a documented exit code."""
+    """Finds commands in the tables above and turns every error into text on stderr and a documented exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.table, *ALIASES]
@@ -104,7 +104,7 @@ class Root(Group):
         return command
 
     def suggestion(self, ctx: click.Context, word: str) -> str:
-        found = FOREIGN_WORDS.get(word) or next(iter(get_close_matches(word, self.list_commands(ctx), n=1)), "")
+        found = FOREIGN_COMMANDS.get(word) or next(iter(get_close_matches(word, self.list_commands(ctx), n=1)), "")
         return f"; did you mean {found!r}?" if found else ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -132,7 +132,7 @@ def cli(ctx: click.Context, server: str | None, home: str | None) -> None:
     \b
       hodei up -d                            start a server here
       hodei run -- python -c 'print(6*7)'    run something, wait for it
-      hodei why last                         why it waits, or why it ran there
+      hodei why last                         why it waits, or why it runs there
 
     Exit codes: docs/reference/exit-codes.md.
     """

@@ -1,4 +1,4 @@
-"""`hodei nodes` and `hodei node …`, with the words that kubectl users have in their fingers."""
+"""`hodei node …`, with the verbs of kubectl."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ import click
 from hodei.api.views import HoldView, NodePatch, NodeView, SocketView, TaintView
 from hodei.cli import errors
 from hodei.cli.errors import UsageProblem
+from hodei.cli.exec import exec_on_node
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, node_argument, output_option, redraw, watch_option
-from hodei.cli.output import (
-    AS_IT_IS,
-    Column,
-    ExecCommand,
-    clean,
-    emit_list,
-    emit_one,
-    fields,
-    note,
-    show_executed,
-    timeout_seconds,
-)
-from hodei.cli.resources import named_command
-from hodei.cli.times import clock, ms_of, now_ms, short
+from hodei.cli.output import Column, clean, emit_list, emit_one, fields, labels_text, note, short_amount
+from hodei.cli.resources import Verb, add_verbs
+from hodei.cli.times import clock, duration_text, ms_of, now_ms, parse_timeout_ms
 from hodei.jobfile.values import format_numbers
+from hodei.model.errors import NotFound
 from hodei.model.node import TaintEffect
 
 if TYPE_CHECKING:
@@ -49,7 +40,7 @@ COLUMNS = (
     Column("OVERCOMMIT", lambda n: _ratios(n, ",") or "-", if_any=True),
     Column("RUNS", lambda n: str(n.runs)),
     Column("ARCH", lambda n: n.arch or "-", wide=True),
-    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n.labels.items())) or "-", wide=True),
+    Column("LABELS", lambda n: labels_text(n.labels, ",") or "-", wide=True),
     Column("SOCKETS", lambda n: "; ".join(map(socket_text, n.sockets)) or "-", wide=True),
     Column("ADDRESS", lambda n: n.address or "-", wide=True),
     Column("COST", lambda n: f"{n.cost:g}" if n.cost else "-", wide=True),
@@ -78,7 +69,7 @@ def list_nodes(selector: str, output: str, no_headers: bool, watch: bool) -> Non
     wanted = parse_selector(selector) if selector else ()
 
     def draw(found: Iterable[NodeView]) -> None:
-        emit_list(found, output, COLUMNS, name=lambda n: n.name, headers=not no_headers, empty="no nodes")
+        emit_list(found, output, COLUMNS, headers=not no_headers, empty="no nodes")
 
     def fetch() -> list[NodeView]:
         return [node for node in server.nodes() if all_match(wanted, node.labels)]
@@ -90,52 +81,16 @@ def list_nodes(selector: str, output: str, no_headers: bool, watch: bool) -> Non
             draw(fetch())
 
 
-@node.command("exec", cls=ExecCommand, context_settings=AS_IT_IS)
-@node_argument
-@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
-@click.option(
-    "--timeout", default="30s", show_default=True, metavar="TIME", help="How long it may take: 30s, 2m; up to 5m."
-)
-def execute(name: str, command: tuple[str, ...], timeout: str) -> None:
-    """Run a command on a node, for administrators; exit with its code (124: timeout).
-
-    \b
-      hodei node exec hpc1-n17 -- uptime
-
-    The command is recorded in the audit. Not every backend can do this: see `hodei backend show`.
-    """
-    command = command[1:] if command[0] == "--" else command
-    if not command:
-        raise UsageProblem("name a command", hint=f"hodei node exec {name} -- uptime")
-    timeout_s = timeout_seconds(timeout)
-    with client(timeout_s + 30) as server:
-        show_executed(server.execute_on(name, command, timeout_s=timeout_s), timeout_s)
-
-
-named_command(
+node.add_command(exec_on_node)
+add_verbs(
     node,
-    "show",
-    lambda server, name: server.node(name),
-    lambda found: _describe(found),
-    help="Show one node.",
+    Verb("show", lambda server, name: server.node(name), lambda n: _describe(n), "Show one node."),
+    Verb("cordon", lambda server, name: server.patch_node(name, NodePatch(cordon=True)),
+         lambda n: f"node {clean(n.name)} cordoned", "Start nothing new on a node; running jobs continue."),
+    Verb("uncordon", lambda server, name: server.patch_node(name, NodePatch(cordon=False)),
+         lambda n: f"node {clean(n.name)} uncordoned", "Allow new work on a node again."),
     argument=node_argument,
-)
-named_command(
-    node,
-    "cordon",
-    lambda server, name: server.patch_node(name, NodePatch(cordon=True)),
-    lambda found: f"node {clean(found.name)} cordoned",
-    help="Start nothing new on a node; running jobs continue.",
-    argument=node_argument,
-)
-named_command(
-    node,
-    "uncordon",
-    lambda server, name: server.patch_node(name, NodePatch(cordon=False)),
-    lambda found: f"node {clean(found.name)} uncordoned",
-    help="Allow new work on a node again.",
-    argument=node_argument,
-)
+)  # fmt: skip
 
 
 @node.command("drain")
@@ -152,17 +107,15 @@ def drain(ctx: click.Context, name: str, wait: bool, timeout: str | None, output
             found, code = until_empty(server, found, timeout)
             _print_node(found, output, "drained" if not code else "still draining")
             ctx.exit(code)
-        _print_node(found, output, f"draining: {found.runs} leaving" if found.runs else "drained")
+        _print_node(found, output, f"draining: {found.runs} runs left" if found.runs else "drained")
 
 
 POLL_S = 0.5
 
 
 def until_empty(server: Client, node: NodeView, timeout: str | None) -> tuple[NodeView, int]:
-    """Wait until no run is left on the node; return the node and the exit code. Progress goes to stderr."""
-    from hodei.cli.times import timeout_ms
-
-    ends = None if timeout is None else time.monotonic() + timeout_ms(timeout) / 1000
+    """Wait until no run is left on the node; returns the node and the exit code. Progress goes to stderr."""
+    deadline = None if timeout is None else time.monotonic() + parse_timeout_ms(timeout) / 1000
     terminal, shown = sys.stderr.isatty(), -1
     try:
         while node.runs:
@@ -170,7 +123,7 @@ def until_empty(server: Client, node: NodeView, timeout: str | None) -> tuple[No
                 shown = node.runs
                 line = f"{shown} {'run' if shown == 1 else 'runs'} left on {node.name}"
                 click.echo(f"\r{line}\x1b[K" if terminal else line, nl=not terminal, err=True)
-            if ends is not None and time.monotonic() >= ends:
+            if deadline is not None and time.monotonic() >= deadline:
                 return node, errors.TIMED_OUT
             time.sleep(POLL_S)
             node = server.node(node.name)
@@ -218,14 +171,14 @@ def label(name: str, labels: tuple[str, ...], output: str) -> None:
 
 def parse_taint(text: str) -> tuple[str, str, str, bool]:
     """`key=value:Effect` -> (key, value, effect, False); `key:Effect-` and `key-` -> (key, "", effect or "", True)."""
-    gone = text.endswith("-")
+    remove = text.endswith("-")
     found = _TAINT.fullmatch(text.removesuffix("-"))
-    if found is None or (not found["effect"] and not gone):
+    if found is None or (not found["effect"] and not remove):
         raise UsageProblem(f"{text[:80]!r} is not a taint", hint="write KEY=VALUE:EFFECT, or KEY:EFFECT- to remove one")
     effect = found["effect"] or ""
     if effect and effect not in EFFECTS:
         raise UsageProblem(f"{effect[:40]!r} is not an effect", hint=f"one of {', '.join(EFFECTS)}")
-    return found["key"], found["value"] or "", effect, gone
+    return found["key"], found["value"] or "", effect, remove
 
 
 def taint_text(taint: TaintView) -> str:
@@ -239,7 +192,7 @@ def socket_text(socket: SocketView) -> str:
 
 
 def hold_text(hold: HoldView) -> str:
-    """`for job 12 until 14:05` (then it starts), or `for project ml (nightly) from 20:00 until 23:00`"""
+    """`for job 12 until 14:05` (its start), or `for project ml (nightly) from 20:00 until 23:00`"""
     start, end = clock(ms_of(hold.start_at)), clock(ms_of(hold.end_at))
     what = ", ".join(
         f"{resource} {short_amount(resource, amount)}" for resource, amount in sorted(hold.resources.items())
@@ -251,50 +204,34 @@ def hold_text(hold: HoldView) -> str:
 
 def _taint_patch(server: Client, name: str, texts: tuple[str, ...]) -> NodePatch:
     add, remove = [], []
-    for key, value, effect, gone in map(parse_taint, texts):
-        if not gone:
+    for key, value, effect, remove_it in map(parse_taint, texts):
+        if not remove_it:
             add.append(TaintView(key, value, effect))
             continue
         matching = [t for t in server.node(name).taints if t.key == key and effect in ("", t.effect)]
         if not matching:
-            from hodei.model.errors import NotFound
-
-            raise NotFound(
-                f"node {name} has no taint {key}{':' + effect if effect else ''}", hint=f"hodei node show {name}"
-            )
+            what = f"node {name} has no taint {key}{':' + effect if effect else ''}"
+            raise NotFound(what, hint=f"hodei node show {name}")
         remove += matching
     return NodePatch(add_taints=add, remove_taints=remove)
 
 
 def _print_node(found: NodeView, output: str, word: str) -> None:
-    emit_one(found, output, name=lambda n: n.name, text=lambda n: f"node {clean(n.name)} {word}")
+    emit_one(found, output, text=lambda n: f"node {clean(n.name)} {word}")
 
 
 def _share(view: NodeView, resource: str) -> str:
-    has = view.capacity.get(resource)
-    return (
-        f"{short_amount(resource, view.used.get(resource, '0'))}/{short_amount(resource, has)}"
-        if has not in (None, "0")
-        else "-"
-    )
+    capacity = view.capacity.get(resource)
+    if capacity in (None, "0"):
+        return "-"
+    return f"{short_amount(resource, view.used.get(resource, '0'))}/{short_amount(resource, capacity)}"
 
 
-def _ratios(view: NodeView, between: str) -> str:
-    return between.join(f"{resource} x{ratio:g}" for resource, ratio in sorted(view.overcommit.items()))
-
-
-def short_amount(resource: str, amount: str | None) -> str:
-    from hodei.model.errors import InvalidInput
-    from hodei.model.resources import human_amount, parse_quantity, scale_of
-
-    try:
-        return human_amount(resource, parse_quantity(amount or "0", scale=scale_of(resource)))
-    except InvalidInput:
-        return amount or "0"
+def _ratios(view: NodeView, separator: str) -> str:
+    return separator.join(f"{resource} x{ratio:g}" for resource, ratio in sorted(view.overcommit.items()))
 
 
 def _describe(view: NodeView) -> str:
-    places = ", ".join(f"{k} {v}" for k, v in view.location.items() if v not in ("", None))
     return fields([
         ("name", view.name),
         ("state", view.state),
@@ -302,7 +239,7 @@ def _describe(view: NodeView) -> str:
         ("backend", f"{view.backend} ({view.kind})"),
         ("arch", view.arch),
         ("gpu type", view.gpu_type),
-        ("location", places),
+        ("location", ", ".join(f"{k} {v}" for k, v in view.location.items() if v not in ("", None))),
         ("address", view.address),
         ("runs", str(view.runs)),
         *((name, _share(view, name)) for name in sorted(view.capacity)),
@@ -310,7 +247,7 @@ def _describe(view: NodeView) -> str:
         ("overcommit", _ratios(view, ", ")),
         ("cost", f"{view.cost:g} an hour" if view.cost else ""),
         ("data", ", ".join(view.data)),
-        ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
+        ("labels", labels_text(view.labels)),
         ("taints", ", ".join(map(taint_text, view.taints))),
         ("version", view.version),
         *(("held", hold_text(hold)) for hold in view.holds),
@@ -328,7 +265,7 @@ HISTORY_COLUMNS = (
     Column("STATE", lambda r: r.state),
     Column("FROM", lambda r: clock(ms_of(r.placed_at))),
     Column("TO", lambda r: clock(ms_of(r.finished_at)) or "now"),
-    Column("HELD", lambda r: short((ms_of(r.finished_at) or now_ms()) - ms_of(r.placed_at))),
+    Column("HELD", lambda r: duration_text((ms_of(r.finished_at) or now_ms()) - ms_of(r.placed_at))),
     Column("CPU", lambda r: _amount(r, "cpu")),
     Column("MEMORY", lambda r: _amount(r, "memory")),
     Column("GPU", lambda r: _amount(r, "gpu"), if_any=True),
@@ -361,25 +298,20 @@ def history(name: str, since: str, until: str, limit: int, every: bool, output: 
                 busy_ms[resource] = busy_ms.get(resource, 0) + ms
             if not page.next or (not every and len(runs) >= limit):
                 break
-            # The span of the first page, so that all are about the same.
+            # All pages use the window of the first one.
             left = _PAGE if every else min(limit - len(runs), _PAGE)
             page = server.node_history(name, since=span[0], until=span[1], after=page.next, limit=left)
-    emit_list(runs, output, HISTORY_COLUMNS, name=lambda r: r.run, headers=not no_headers, empty="nothing was there")
+    emit_list(runs, output, HISTORY_COLUMNS, name=lambda r: r.run, headers=not no_headers, empty="no runs")
     if output in ("table", "wide"):
-        note(
-            _utilisation(busy_ms, span)
-            if not page.next
-            else f"there may be more than these {len(runs)}: --limit, --all"
-        )
+        more = f"there may be more than these {len(runs)}: --limit, --all"
+        note(more if page.next else _utilisation(busy_ms, span))
 
 
 def _utilisation(busy_ms: dict[str, int], span: tuple[str, str]) -> str:
     since, until = (ms_of(moment) for moment in span)
-    shares = ", ".join(
-        f"{resource} {100 * busy_ms.get(resource, 0) / max(until - since, 1):.1f}%"
-        for resource in sorted({"cpu", "memory", *busy_ms})
-    )
-    return f"held on average from {clock(since)} to {clock(until)}: {shares}"
+    percent = {name: 100 * busy_ms.get(name, 0) / max(until - since, 1) for name in ("cpu", "memory", *busy_ms)}
+    shares = ", ".join(f"{name} {share:.1f}%" for name, share in sorted(percent.items()))
+    return f"allocated on average from {clock(since)} to {clock(until)}: {shares}"
 
 
 def _amount(run: NodeRunView, resource: str) -> str:

@@ -1,4 +1,4 @@
-"""What commands share: the client, `-o`, `--watch`, and arguments that complete themselves."""
+"""Shared by commands: the client, `-o`, `--watch`, and arguments with shell completion."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from hodei.cli.output import FORMATS, note
 if TYPE_CHECKING:
     from hodei.client import Client
 
-if TYPE_CHECKING:
-    from hodei.client import Client
-
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+# `--watch` redraws at most every half second, and at least often enough that "3m ago" stays true.
+_MIN_REDRAW_S, _MAX_REDRAW_S, _RETRY_S = 0.5, 30.0, 2.0
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
 def settings() -> dict[str, Any]:
-    """The options given before the command's name."""
+    """The options before the command's name."""
     root = click.get_current_context().find_root()
     return root.obj or {"server": None, "home": None}
 
@@ -37,15 +38,18 @@ def client(timeout_s: float = 30) -> Client:
 
 
 def output_option(command: Command) -> Command:
+    return _format_option("table, wide, json, jsonl, yaml or name [env: HODEI_OUTPUT].", envvar="HODEI_OUTPUT")(command)
+
+
+def stream_output_option(command: Command) -> Command:
+    """For commands that pass output through: HODEI_OUTPUT, which is set for tables, does not change that."""
+    return _format_option("json, jsonl, yaml or name [default: the output itself].", envvar=None)(command)
+
+
+def _format_option(help: str, *, envvar: str | None) -> Callable[[Command], Command]:
     return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(FORMATS),
-        default="table",
-        envvar="HODEI_OUTPUT",
-        metavar="FORMAT",
-        help="table, wide, json, jsonl, yaml or name [env: HODEI_OUTPUT].",
-    )(command)
+        "-o", "--output", type=click.Choice(FORMATS), default="table", envvar=envvar, metavar="FORMAT", help=help
+    )
 
 
 def headers_option(command: Command) -> Command:
@@ -57,7 +61,7 @@ def watch_option(command: Command) -> Command:
 
 
 def jobs_argument(command: Command) -> Command:
-    """One or more jobs, as `refs.resolve` reads them."""
+    """One or more job references, see `refs`."""
     return click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_jobs)(command)
 
 
@@ -70,76 +74,67 @@ def node_argument(command: Command) -> Command:
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids with names as help, newest first. Silent when there is no server: completion never complains."""
-    try:
-        with client_for_completion(ctx) as server:
-            found = [CompletionItem(str(view.id), help=f"{view.name} {view.state}") for view in server.jobs(limit=100)]
-    except Exception:
-        found = []
-    found += [CompletionItem("last", help="the newest job"), CompletionItem("all", help="every active job")]
-    return [item for item in found if item.value.startswith(incomplete)]
+    """Ids with names as help, newest first."""
+
+    def fetch(server: Client) -> list[CompletionItem]:
+        return [CompletionItem(str(view.id), help=f"{view.name} {view.state}") for view in server.jobs(limit=100)]
+
+    words = [CompletionItem("last", help="the newest job"), CompletionItem("all", help="every active job")]
+    return _complete(ctx, incomplete, fetch, words)
 
 
 def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        with client_for_completion(ctx) as server:
-            found = [CompletionItem(view.name, help=view.state) for view in server.nodes()]
-    except Exception:
-        found = []
-    return [item for item in found if item.value.startswith(incomplete)]
+    return _complete(
+        ctx, incomplete, lambda server: [CompletionItem(view.name, help=view.state) for view in server.nodes()], []
+    )
 
 
-def client_for_completion(ctx: click.Context) -> Client:
+def _complete(
+    ctx: click.Context, incomplete: str, fetch: Callable[[Client], list[CompletionItem]], words: list[CompletionItem]
+) -> list[CompletionItem]:
+    """What `fetch` returns, then `words`. Errors are ignored: completion prints no messages."""
     from hodei.client import Client
 
-    given = ctx.find_root().params
+    given, found = ctx.find_root().params, list[CompletionItem]()
     home = given.get("home")
-    return Client(given.get("server"), home=Path(home) if home else None, timeout_s=1)
-
-
-# ----------------------------------------------------------------------------------------------- watch
-# `--watch`: a list drawn again when something has happened. Events set the pace, so an idle cluster costs nothing.
-
-
-# Never faster than the eye, and often enough that "3m ago" stays true.
-_AT_LEAST_S, _AT_MOST_S, _WHILE_AWAY_S = 0.5, 30.0, 2.0
-T = TypeVar("T")
-_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+    with suppress(Exception), Client(given.get("server"), home=Path(home) if home else None, timeout_s=1) as server:
+        found = fetch(server)
+    return [item for item in (*found, *words) if item.value.startswith(incomplete)]
 
 
 def redraw(server: Client, fetch: Callable[[], T], draw: Callable[[T], None], output: str) -> None:
-    """Fetch and draw now and after every change, until Ctrl-C or the server is gone for good."""
+    """`--watch`: fetch and draw now and after every event, until Ctrl-C or the server stays unreachable."""
     from hodei.client import ServerUnreachable
     from hodei.model.errors import Unavailable
 
     changed, pause = threading.Event(), threading.Event()
-    trouble: list[Exception] = []
+    errors: list[Exception] = []
     last = server.last_event()
-    ear = client()
+    events_client = client()
 
     def listen() -> None:
         try:
-            for _ in ear.stream(last):
+            for _ in events_client.stream(last):
                 changed.set()
-        except Exception as error:  # raised again by the drawing thread, which then ends
-            trouble.append(error)
+        except Exception as error:  # raised again by the drawing thread
+            errors.append(error)
             changed.set()
 
     threading.Thread(target=listen, daemon=True).start()
     with suppress(KeyboardInterrupt):
-        while not trouble:
+        while not errors:
             try:
                 found = fetch()
             except (ServerUnreachable, Unavailable):
-                note("the server is away; trying again")
-                pause.wait(_WHILE_AWAY_S)
+                note("the server does not answer; trying again")
+                pause.wait(_RETRY_S)
                 continue
             if sys.stdout.isatty() and output in ("table", "wide"):
                 click.echo(_CLEAR, nl=False)
             draw(found)
             sys.stdout.flush()
-            pause.wait(_AT_LEAST_S)
-            changed.wait(_AT_MOST_S)
+            pause.wait(_MIN_REDRAW_S)
+            changed.wait(_MAX_REDRAW_S)
             changed.clear()
-    if trouble:
-        raise trouble[0]
+    if errors:
+        raise errors[0]

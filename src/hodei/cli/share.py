@@ -1,4 +1,4 @@
-"""`hodei share` and `hodei quota`: who has had how much, who may have how much, with every term of the sum."""
+"""`hodei share` and `hodei quota`: fair shares with their full calculation, and usage and limits of projects."""
 
 from __future__ import annotations
 
@@ -95,15 +95,17 @@ def explain(project: str, output: str) -> None:
     with client() as server:
         report = server.shares(project)
         if not report.rows:
-            raise _unseen(project, server.shares())
+            raise _unknown_account(project, server.shares())
     emit_one(report, output, name=lambda _: project, text=_explained)
 
 
-def _unseen(project: str, report: ShareReport) -> UsageProblem:
+def _unknown_account(project: str, report: ShareReport) -> UsageProblem:
     accounts = [row.account for row in report.rows if not row.user or "/" not in row.account]
     known = sorted({account.split("/")[-1] for account in accounts})
-    said = f"; seen so far: {', '.join(known[:10])}" + (" and more" if len(known) > 10 else "") if known else ""
-    return UsageProblem(f"no account {project!r} has been seen{said}")
+    more = " and more" if len(known) > 10 else ""
+    return UsageProblem(
+        f"there is no account {project!r}", hint=f"accounts so far: {', '.join(known[:10])}{more}" if known else ""
+    )
 
 
 def _explained(report: ShareReport) -> str:
@@ -145,15 +147,15 @@ def _report(report: ShareReport) -> str:
 
 
 def _sum(row: ShareRow, report: ShareReport) -> str:
-    """The sum of one account in words and numbers, so that it can be checked with pencil and paper."""
+    """The full calculation for one account."""
     lines = []
     if report.formula == "drf":
         lines.append(f"holds {_percent(row.used)} of all {row.dominant or 'resources'}, for its {row.shares} shares")
         lines.append(f"factor = 1 - {row.used:.6f} = {row.factor_milli / 1000:.3f}")
         return f"{clean(row.account)}\n{indent(chr(10).join(lines))}"
-    due = "stands as the account above it" if row.shares == "parent" else f"{row.shares} of {row.level_shares} shares"
+    due = "like its parent account" if row.shares == "parent" else f"{row.shares} of {row.level_shares} shares"
     if report.formula == "classic" and "/" in row.account:
-        due += " of what is due above it"
+        due += " of its parent's share"
     lines.append(f"due       {due} = {row.promised:.6f}" + (" of everything" if report.formula == "classic" else ""))
     if report.formula == "classic":
         lines.append(f"used      {_usage(row.usage)} = {row.used:.6f} of everything")
@@ -162,12 +164,11 @@ def _sum(row: ShareRow, report: ShareReport) -> str:
         lines.append(f"factor    2^(-{effective:.6f} / {row.promised:.6f}) = {row.factor_milli / 1000:.3f}")
     else:
         lines.append(f"used      {_usage(row.usage)} of {_usage(row.level_usage)} on its level = {row.used:.6f}")
-        level = "nothing used yet, so before all who have" if row.level_fs is None else f"{row.level_fs:.6f}"
+        level = "nothing used yet, so first" if row.level_fs is None else f"{row.level_fs:.6f}"
         lines.append(f"level     due / used = {level}")
-        what = "its own place" if row.user else "the best place below it"
-        lines.append(
-            f"factor    {what} {row.rank} of {row.ranked}, counted from the last = {row.factor_milli / 1000:.3f}"
-        )
+        what = "its rank" if row.user else "the best rank below it"
+        rank = f"{what} {row.rank} of {row.ranked}, counted from the last"
+        lines.append(f"factor    {rank} = {row.factor_milli / 1000:.3f}")
     return f"{clean(row.account)}\n{indent(chr(10).join(lines))}"
 
 

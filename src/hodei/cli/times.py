@@ -1,4 +1,4 @@
-"""Times for people: `3m ago`, `in 12s`. Programs get ISO 8601 in UTC."""
+"""Times for people (`3m ago`, `in 12s`) and the times of options. Programs get ISO 8601 in UTC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def iso(ms: int) -> str:
 
 
 def ms_of(text: str) -> int:
-    """Milliseconds since the epoch of an ISO time; 0 if there is none."""
+    """Milliseconds since the epoch of an ISO time; 0 if empty or invalid."""
     if not text:
         return 0
     try:
@@ -27,24 +27,20 @@ def ms_of(text: str) -> int:
         return 0
 
 
-def since_ms(text: str) -> int:
-    """Milliseconds since the epoch of `10m` (ago) or of an ISO time; 0 if there is none."""
+def parse_since_ms(text: str) -> int:
+    """`--since`: milliseconds since the epoch of `10m` (ago) or of an ISO time; 0 if empty."""
     if not text:
         return 0
     if text[:1].isdigit() and (moment := ms_of(text)):
         return moment
-    from hodei.cli.errors import UsageProblem
-    from hodei.model.errors import InvalidInput
-    from hodei.model.resources import parse_duration_ms
-
-    try:
-        return now_ms() - parse_duration_ms(text)
-    except InvalidInput as error:
-        raise UsageProblem(f"--since: {error.message}", hint="write 10m, 2h or 2026-01-31T08:00Z") from None
+    return now_ms() - _option_duration_ms("--since", text, "write 10m, 2h or 2026-01-31T08:00Z")
 
 
-def timeout_ms(text: str) -> int:
-    """What `--timeout` says."""
+def parse_timeout_ms(text: str) -> int:
+    return _option_duration_ms("--timeout", text, "write it as 90s, 5m or 1h30m")
+
+
+def _option_duration_ms(option: str, text: str, hint: str) -> int:
     from hodei.cli.errors import UsageProblem
     from hodei.model.errors import InvalidInput
     from hodei.model.resources import parse_duration_ms
@@ -52,20 +48,23 @@ def timeout_ms(text: str) -> int:
     try:
         return parse_duration_ms(text)
     except InvalidInput as error:
-        raise UsageProblem(f"--timeout: {error.message}", hint=error.hint or "write it as 90s, 5m or 1h30m") from None
+        raise UsageProblem(f"{option}: {error.message}", hint=hint) from None
 
 
-def stamp(ms: int) -> str:
+def timestamp(ms: int) -> str:
     """`14:05:01`, with the day if it is not today; in this machine's zone."""
     if not ms:
         return "-"
-    then = datetime.fromtimestamp(ms / 1000).astimezone()
-    today = datetime.fromtimestamp(now_ms() / 1000).astimezone().date()
+    then, today = _local(ms), _local(now_ms()).date()
     return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
-def short(ms: int) -> str:
-    """A span in its largest unit or two: `45s`, `3m`, `2h10m`, `5d`."""
+def _local(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000).astimezone()
+
+
+def duration_text(ms: int) -> str:
+    """A duration in its largest unit or two: `45s`, `3m`, `2h10m`, `5d`."""
     seconds = max(0, ms) // 1000
     if seconds < 1:
         return f"{max(0, ms)}ms" if ms > 0 else "0s"
@@ -80,26 +79,27 @@ def short(ms: int) -> str:
 
 
 def ago(text: str | int) -> str:
-    """How long ago (or in how long) that moment is; empty if there is none."""
+    """`3m ago` or `in 3m`; empty if there is no time."""
     then = text if isinstance(text, int) else ms_of(text)
     if not then:
         return ""
-    gone = now_ms() - then
-    if abs(gone) < 1000:
+    past_ms = now_ms() - then
+    if abs(past_ms) < 1000:
         return "just now"
-    return f"{short(gone)} ago" if gone > 0 else f"in {short(-gone)}"
+    return f"{duration_text(past_ms)} ago" if past_ms > 0 else f"in {duration_text(-past_ms)}"
 
 
 def clock(ms: int) -> str:
     """`14:05`, with the day if it is not today; in this machine's zone."""
     if not ms:
         return ""
-    then = datetime.fromtimestamp(ms / 1000).astimezone()
-    same_day = then.date() == datetime.fromtimestamp(now_ms() / 1000).astimezone().date()
-    return then.strftime("%H:%M:%S" if then.second else "%H:%M") if same_day else then.strftime("%Y-%m-%d %H:%M")
+    then = _local(ms)
+    if then.date() != _local(now_ms()).date():
+        return then.strftime("%Y-%m-%d %H:%M")
+    return then.strftime("%H:%M:%S" if then.second else "%H:%M")
 
 
-def span(start: str, end: str) -> str:
-    """How long something took, or has taken so far; empty if it has not begun."""
+def elapsed(start: str, end: str) -> str:
+    """The time from `start` until `end`, or until now; empty before the start."""
     began = ms_of(start)
-    return short((ms_of(end) or now_ms()) - began) if began else ""
+    return duration_text((ms_of(end) or now_ms()) - began) if began else ""

@@ -1,91 +1,53 @@
-"""`hodei why`: the explanation of a job, for people. One sentence first; the evidence below it."""
+"""`hodei why`, `priority` and `whatif`: explanations of the scheduler, one sentence first, then the evidence."""
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli import arrays
+from hodei.cli.documents import job_options, read_toml
 from hodei.cli.errors import UsageProblem
-from hodei.cli.options import client, job_argument, output_option
-from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
-from hodei.cli.refs import look_up, only, resolve_job
-from hodei.cli.times import ago, clock
+from hodei.cli.options import client, complete_nodes, job_argument, output_option
+from hodei.cli.output import Column, clean, emit_one, fields, indent, is_unicode, paint, table
+from hodei.cli.refs import id_text, name_text, resolve_job, resolve_targets, single_job, state_counts
+from hodei.cli.submit import COMMAND, FilesOrCommand, documents_from, unless_too_large
+from hodei.cli.times import ago, clock, duration_text
+from hodei.model.errors import InvalidInput
 from hodei.model.escalation_state import EscalationStep
-from hodei.model.explanation import Blocker, Explanation, Placement, PriorityBreakdown, PriorityTerm, Suggestion
+from hodei.model.explanation import (
+    Blocker,
+    Explanation,
+    Placement,
+    PriorityBreakdown,
+    PriorityTerm,
+    ProjectedEviction,
+    ProjectedStart,
+    WhatIf,
+)
 from hodei.model.job import Candidate, Decision
 from hodei.model.reservation import CapacityHold
 
 if TYPE_CHECKING:
     from hodei.api.views import JobView
     from hodei.client import Client
-    from hodei.model.explanation import Explanation
-
-
-# ------------------------------------------------------------------------------------------- why array
-# `hodei why` of a whole array: how its elements stand, and for each reason that some of them wait or failed, one of
-# them.
-
-
-# So many elements of a state are looked at, and so many reasons are explained.
-_LOOKED_AT = 1000
-_REASONS = 3
-_HOW = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
-_STATES = ("pending", "held", "failed")
-
-
-def explain_array(server: Client, array: JobView, node: str, output: str) -> None:
-    assert array.array is not None
-    groups = _groups(server, array)
-    told: list[tuple[str, list[JobView], Explanation]] = []
-    for (_, code), members in list(groups.items())[:_REASONS]:
-        told.append((code, members, server.why(members[0].id, node)))
-    if not told:
-        told.append(("", [], server.why(array.array.first, node)))
-    if output not in ("table", "wide"):
-        answer: dict[str, Any] = {
-            "array": array,
-            "reasons": [{"code": code, "jobs": [view.id for view in of], "why": why} for code, of, why in told],
-        }
-        emit_one(answer, output, name=lambda a: arrays.id_text(a["array"]), text=str)
-        return
-    state = paint(_HOW.get(array.state, f"is {array.state}"), array.state)
-    head = f"array {array.id}[] ({clean(array.name)}) {state}: {arrays.counts(array.array)}"
-    parts = [head]
-    for code, members, why in told:
-        if members:
-            named = ", ".join(clean(arrays.name_text(view)) for view in members[:4])
-            more = f" and {len(members) - 4} more" if len(members) > 4 else ""
-            parts.append(f"{len(members)} {members[0].state}{f' [{clean(code)}]' if code else ''}: {named}{more}")
-        parts.append(indent(render(why, wide=output == "wide")))
-    if len(groups) > len(told):
-        parts.append(f"… and {len(groups) - len(told)} more reasons; ask about one element: hodei why '{array.id}[…]'")
-    click.echo("\n\n".join(parts))
-
-
-def _groups(server: Client, array: JobView) -> dict[tuple[str, str], list[JobView]]:
-    """The elements that wait or failed, by state and reason, the first element first."""
-    assert array.array is not None
-    groups: dict[tuple[str, str], list[JobView]] = {}
-    for state in _STATES:
-        if array.array.states.get(state):
-            for view in sorted(islice(server.elements(array, state), _LOOKED_AT), key=lambda view: view.id):
-                groups.setdefault((state, view.reason_code), []).append(view)
-    return groups
-
-
-# ----------------------------------------------------------------------------------------------------
+    from hodei.model.config import SchedulingConfig
 
 _NODES_SHOWN = 4
 _PLACEMENTS_SHOWN = 4
-_BAR = 20
-_STALE_BEAT_MS = 30_000
-# Fewer grades than these say nothing about forecasts.
-_GRADES_TOLD = 10
+_JOBS_SHOWN = 20
+_BAR_WIDTH = 20
+_STALE_HEARTBEAT_MS = 30_000
+# The accuracy of forecasts is shown after this many.
+_MIN_GRADED = 10
 _UNPLACED = ("waiting", "unsatisfiable", "held")
+_WHATIF_TIMEOUT_S = 60
+# For an array: elements fetched per state, and reasons explained.
+_ELEMENTS_PER_STATE = 1000
+_REASONS_SHOWN = 3
+_ENDED = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
+_EXPLAINED_STATES = ("pending", "held", "failed")
 
 
 @click.command()
@@ -99,25 +61,30 @@ def why(job: str, pod: str, node: str, output: str) -> None:
     if pod:
         if job != "pod":
             raise UsageProblem(f"unexpected argument {pod!r}", hint="one job, or: hodei why pod NAMESPACE/NAME")
-        from hodei.cli.serve import ask_kube
+        from hodei.cli.serve import start_kube
 
-        ask_kube(["why", pod, *(["-o", "json"] if output == "json" else [])])
+        start_kube(["why", pod, *(["-o", "json"] if output == "json" else [])])
     with client() as server:
-        meant = look_up(server, [job])
-        if meant.arrays:
-            explain_array(server, meant.arrays[0], node, output)
+        targets = resolve_targets(server, [job])
+        if targets.arrays:
+            explain_array(server, targets.arrays[0], node, output)
             return
-        answer = server.why(only(meant, job), node)
+        answer = server.why(single_job(targets, job), node)
     emit_one(answer, output, name=lambda a: str(a.job), text=lambda a: render(a, wide=output == "wide"))
 
 
 def render(answer: Explanation, *, wide: bool = False, planned: bool = False) -> str:
-    """The explanation as text. `planned`: nothing has happened yet, so the words are those of what would."""
+    """The explanation as text. `planned`: of a dry run."""
     parts = [_headline(answer, planned)]
     if answer.blockers:
         parts.append(indent(_blockers(answer.blockers, wide)))
     if answer.suggestions:
-        parts.append(indent("any one of these changes would let it start now:\n" + _suggestions(answer.suggestions)))
+        columns = [
+            Column("CHANGE", lambda s: s.change),
+            Column("NODES", lambda s: str(s.nodes)),
+            Column("FOR EXAMPLE", lambda s: s.example),
+        ]
+        parts.append(indent("any one of these changes would let it start now:\n" + table(answer.suggestions, columns)))
     evidence = _evidence(answer, planned)
     if evidence:
         parts.append(indent(evidence))
@@ -135,7 +102,7 @@ def _headline(answer: Explanation, planned: bool) -> str:
     who = f"job {answer.job}" if answer.job else "the job"
     if answer.name:
         who += f" ({clean(answer.name)})"
-    words = {
+    texts = {
         "waiting": "would wait" if planned else "is waiting",
         "unsatisfiable": "can never start as it is" if planned else "can never start as things are",
         "held": "is held",
@@ -143,11 +110,11 @@ def _headline(answer: Explanation, planned: bool) -> str:
         "running": "is running",
         "ended": answer.state or "has ended",
     }
-    state, colour = words[answer.status], answer.state if answer.status == "ended" else answer.status
+    state, colour = texts[answer.status], answer.state if answer.status == "ended" else answer.status
     text = clean(answer.summary)
-    for said in (state, state.removeprefix("is ")):
-        if text.startswith(said):  # said once is enough
-            return f"{who} {paint(state, colour)}{text.removeprefix(said)} [{clean(answer.code)}]"
+    for start in (state, state.removeprefix("is ")):
+        if text.startswith(start):  # do not repeat the state
+            return f"{who} {paint(state, colour)}{text.removeprefix(start)} [{clean(answer.code)}]"
     return f"{who} {paint(state, colour)}: {text} [{clean(answer.code)}]"
 
 
@@ -165,15 +132,6 @@ def _blockers(blockers: tuple[Blocker, ...], wide: bool) -> str:
     return table(blockers, columns, wide=wide)
 
 
-def _suggestions(suggestions: tuple[Suggestion, ...]) -> str:
-    columns = [
-        Column("CHANGE", lambda r: r.change),
-        Column("NODES", lambda r: str(r.nodes)),
-        Column("FOR EXAMPLE", lambda r: r.example),
-    ]
-    return table(suggestions, columns)
-
-
 def _names(blocker: Blocker, wide: bool) -> str:
     shown = blocker.nodes if wide else blocker.nodes[:_NODES_SHOWN]
     more = blocker.count - len(shown)
@@ -183,21 +141,21 @@ def _names(blocker: Blocker, wide: bool) -> str:
 def _evidence(answer: Explanation, planned: bool) -> str:
     nearest, queue = answer.nearest, answer.queue
     waiting = answer.status in _UNPLACED
-    tries = "once" if answer.attempts == 1 else f"{answer.attempts} times"
+    attempts = "once" if answer.attempts == 1 else f"{answer.attempts} times"
     silent_ms = answer.at_ms - answer.scheduler_beat_ms if answer.scheduler_beat_ms and answer.at_ms else 0
     return fields([
         ("nearest miss", f"{nearest.node}: {nearest.text}" if nearest else ""),
         ("queue", f"position {queue.position} of {queue.pending}" if queue else ""),
         ("nodes", f"{answer.feasible} of {answer.nodes} could take it" if answer.nodes and waiting else ""),
-        ("tried", f"{tries}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
+        ("tried", f"{attempts}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
         ("next try", ", ".join(filter(None, (ago(answer.next_attempt_ms), answer.next_trigger))) if waiting else ""),
         *(("done" if step.at_ms else "profile", _step_text(step)) for step in answer.escalation_steps),
-        ("promised", _promised(answer)),
+        ("reserved", _start_reservation(answer)),
         *(("held", _held(hold)) for hold in answer.held_for),
         ("expected", _expected(answer)),
         ("forecast", _forecast(answer)),
-        ("its line", _in_line(answer)),
-        ("scheduler", f"has not been seen since {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_BEAT_MS else ""),
+        ("its queue", _backend_queue(answer)),
+        ("scheduler", f"last heartbeat {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_HEARTBEAT_MS else ""),
     ])  # fmt: skip
 
 
@@ -205,7 +163,7 @@ def _step_text(step: EscalationStep) -> str:
     return f"{clock(step.at_ms)}: {step.text}" if step.at_ms else step.text
 
 
-def _promised(answer: Explanation) -> str:
+def _start_reservation(answer: Explanation) -> str:
     if answer.start_reservation is None:
         return ""
     start_ms, nodes = answer.start_reservation.start_ms, answer.start_reservation.nodes
@@ -215,9 +173,9 @@ def _promised(answer: Explanation) -> str:
 
 def _held(hold: CapacityHold) -> str:
     if hold.job:
-        return f"{hold.node} for job {hold.job} until {clock(hold.start_ms)}: it would not be over by then"
-    until = f"from {clock(hold.start_ms)} until {clock(hold.end_ms)}"
-    return f"{hold.node} for project {hold.project} ({hold.name}) {until}: it would not be over by then"
+        return f"{hold.node} for job {hold.job} until {clock(hold.start_ms)}: it would not end before that"
+    window = f"from {clock(hold.start_ms)} until {clock(hold.end_ms)}"
+    return f"{hold.node} for project {hold.project} ({hold.name}) {window}: it would not end before that"
 
 
 def _forecast(answer: Explanation) -> str:
@@ -227,19 +185,19 @@ def _forecast(answer: Explanation) -> str:
     soon = found.p50_ms <= answer.at_ms
     text = f"expected to start {'any moment' if soon else clock(found.p50_ms)}, "
     text += f"by {clock(max(found.p90_ms, answer.at_ms))} at the latest in 9 of 10 cases"
-    if found.graded >= _GRADES_TOLD:
+    if found.graded >= _MIN_GRADED:
         text += f"; forecasts like this were right {found.right_percent} % of the time"
     return text
 
 
-def _in_line(answer: Explanation) -> str:
-    line = answer.backend_queue
-    if line is None:
+def _backend_queue(answer: Explanation) -> str:
+    queue = answer.backend_queue
+    if queue is None:
         return ""
-    text = f"{line.backend} has not told when it will begin"
-    if line.start_ms:
-        text = f"expected to begin at {clock(line.start_ms)} ({ago(line.start_ms)}) by {line.backend}'s own estimate"
-    return f"{text}; it waits because of: {line.reason}" if line.reason else text
+    text = f"{queue.backend} has no estimate of its start"
+    if queue.start_ms:
+        text = f"expected to start at {clock(queue.start_ms)} ({ago(queue.start_ms)}) by {queue.backend}'s own estimate"
+    return f"{text}; it waits because of: {queue.reason}" if queue.reason else text
 
 
 def _expected(answer: Explanation) -> str:
@@ -247,7 +205,7 @@ def _expected(answer: Explanation) -> str:
         return ""
     text = str(answer.estimate).removeprefix("expected ")
     if answer.past_estimate:
-        return f"{text}; it has passed that, now expected by {clock(answer.expected_end_ms)}"
+        return f"{text}; it has run longer, now expected to end by {clock(answer.expected_end_ms)}"
     return f"{text}, until {clock(answer.expected_end_ms)}" if answer.expected_end_ms else text
 
 
@@ -258,7 +216,7 @@ def _placement(where: Placement, verb: str) -> str:
 
 
 def _decision(decision: Decision) -> str:
-    """The score of the chosen node, plugin by plugin, and the nodes that came next."""
+    """The score of the chosen node by plugin, and the runners-up."""
     best = decision.chosen
     head = f"score {_points(best.score)} of 100"
     if decision.feasible:
@@ -291,25 +249,64 @@ def _runner_columns(best: Candidate) -> list[Column]:
 
 def bar(score: int) -> str:
     """A score of 0 to 10,000 as a bar."""
-    full = max(0, min(_BAR, round(score * _BAR / 10_000)))
-    return "█" * full + "·" * (_BAR - full) if _unicode() else "#" * full + "." * (_BAR - full)
-
-
-def _unicode() -> bool:
-    return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
+    full = max(0, min(_BAR_WIDTH, round(score * _BAR_WIDTH / 10_000)))
+    filled, empty = ("█", "·") if is_unicode() else ("#", ".")
+    return filled * full + empty * (_BAR_WIDTH - full)
 
 
 def _points(score: int) -> str:
     return f"{score / 100:.1f}"
 
 
-# -------------------------------------------------------------------------------------------- priority
-# `hodei priority`: the terms that make up a job's position in the queue.
+# --------------------------------------------------------------------------------------------- arrays
 
 
-COLUMNS = (
+def explain_array(server: Client, array: JobView, node: str, output: str) -> None:
+    """The states of the elements, and one explained element for each reason."""
+    assert array.array is not None
+    groups = _elements_by_reason(server, array)
+    explained: list[tuple[str, list[JobView], Explanation]] = []
+    for (_, code), elements in list(groups.items())[:_REASONS_SHOWN]:
+        explained.append((code, elements, server.why(elements[0].id, node)))
+    if not explained:
+        explained.append(("", [], server.why(array.array.first, node)))
+    if output not in ("table", "wide"):
+        answer: dict[str, Any] = {
+            "array": array,
+            "reasons": [{"code": code, "jobs": [view.id for view in of], "why": why} for code, of, why in explained],
+        }
+        emit_one(answer, output, name=lambda a: id_text(a["array"]), text=str)
+        return
+    state = paint(_ENDED.get(array.state, f"is {array.state}"), array.state)
+    parts = [f"array {array.id}[] ({clean(array.name)}) {state}: {state_counts(array.array)}"]
+    for code, elements, why in explained:
+        if elements:
+            names = ", ".join(clean(name_text(view)) for view in elements[:4])
+            more = f" and {len(elements) - 4} more" if len(elements) > 4 else ""
+            parts.append(f"{len(elements)} {elements[0].state}{f' [{clean(code)}]' if code else ''}: {names}{more}")
+        parts.append(indent(render(why, wide=output == "wide")))
+    if len(groups) > len(explained):
+        more = f"{len(groups) - len(explained)} more reasons"
+        parts.append(f"… and {more}; explain one element: hodei why '{array.id}[…]'")
+    click.echo("\n\n".join(parts))
+
+
+def _elements_by_reason(server: Client, array: JobView) -> dict[tuple[str, str], list[JobView]]:
+    """The pending, held and failed elements by state and reason, in order of id."""
+    assert array.array is not None
+    groups: dict[tuple[str, str], list[JobView]] = {}
+    for state in _EXPLAINED_STATES:
+        if array.array.states.get(state):
+            for view in sorted(islice(server.elements(array, state), _ELEMENTS_PER_STATE), key=lambda view: view.id):
+                groups.setdefault((state, view.reason_code), []).append(view)
+    return groups
+
+
+# ------------------------------------------------------------------------------------------- priority
+
+PRIORITY_COLUMNS = (
     Column("TERM", lambda term: clean(term.name)),
-    Column("POINTS", lambda term: points(term.milli)),
+    Column("POINTS", lambda term: f"{term.milli / 1000:.3f}".rstrip("0").rstrip(".")),
     Column("HOW", lambda term: clean(term.text)),
 )
 
@@ -327,8 +324,138 @@ def priority(job: str, output: str) -> None:
 def render_priority(answer: PriorityBreakdown) -> str:
     head = f"job {answer.job} is number {answer.position} of {answer.pending} in its queue ({clean(answer.queue)})"
     rows = [*answer.terms, PriorityTerm("total", answer.milli, "")]
-    return f"{head}\n\n{indent(table(rows, COLUMNS))}"
+    return f"{head}\n\n{indent(table(rows, PRIORITY_COLUMNS))}"
 
 
-def points(milli: int) -> str:
-    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+# -------------------------------------------------------------------------------------------- what-if
+
+
+@click.command(cls=FilesOrCommand)
+@click.argument("files", metavar="[FILE... | - | -- COMMAND...]", nargs=-1)
+@click.option("--policy", metavar="FILE", help="Assume the [scheduling] section of this configuration (TOML).")
+@click.option("--add-nodes", type=click.IntRange(1, 10_000), metavar="N", help="Assume N more nodes.")
+@click.option(
+    "--like", metavar="NODE", shell_complete=complete_nodes, help="Model for the added nodes [default: the largest]."
+)
+@click.option(
+    "--remove-node", metavar="NODE", multiple=True, shell_complete=complete_nodes,
+    help="Assume that this node is drained and removed; may be repeated.",
+)  # fmt: skip
+@job_options
+@output_option
+@click.pass_context
+def whatif(
+    ctx: click.Context,
+    /,
+    files: tuple[str, ...],
+    policy: str | None,
+    add_nodes: int | None,
+    like: str | None,
+    remove_node: tuple[str, ...],
+    output: str,
+    **given: Any,
+) -> None:
+    """Report which jobs would start when, and which would be stopped, after a change. Nothing is changed.
+
+    \b
+      hodei whatif train.yaml
+      hodei whatif --add-nodes 4 --like gpu-1
+      hodei whatif train.yaml --remove-node n3
+      hodei whatif --policy easy.toml
+
+    The scheduler itself runs ahead in simulated time, with and without the change, and jobs run as long as
+    estimated. Exit code 5: no node could ever take one of the jobs.
+    """
+    from hodei.api.views import WhatIfRequest
+
+    if like and not add_nodes:
+        raise UsageProblem("--like needs --add-nodes", hint=f"for example --add-nodes 1 --like {like}")
+    has_jobs = bool(files or ctx.meta.get(COMMAND))
+    if not (has_jobs or policy or add_nodes or remove_node):
+        hint = "name a job file, or give --add-nodes, --remove-node or --policy"
+        raise UsageProblem("there is no change to assume", hint=hint)
+    scheduling = read_policy(policy) if policy else None
+    with client(_WHATIF_TIMEOUT_S) as server:
+        documents = documents_from(ctx, files, given, local=lambda: server.loopback) if has_jobs else []
+        request = WhatIfRequest(documents, scheduling, add_nodes or 0, like or "", list(remove_node))
+        answer = unless_too_large(ctx, lambda: server.what_if(request))
+    emit_one(answer, output, name=lambda a: "\n".join(job.name for job in a.jobs), text=render_whatif)
+
+
+def read_policy(path: str) -> SchedulingConfig:
+    """The `scheduling` section of a configuration file, or a file with only its settings."""
+    import msgspec
+
+    from hodei.model.config import SchedulingConfig
+
+    found = read_toml(path)
+    try:
+        return msgspec.convert(found.get("scheduling", found), SchedulingConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{path}: {error}", hint="docs/reference/configuration.md") from None
+
+
+def render_whatif(answer: WhatIf) -> str:
+    parts = [_projected_start(job, answer.at_ms) for job in answer.jobs]
+    if answer.evicted:
+        parts.append("would be stopped:\n" + indent(_evicted(answer.evicted, answer.at_ms)))
+    for title, jobs in (("would start later:", answer.later), ("would start sooner:", answer.sooner)):
+        if jobs:
+            parts.append(f"{title}\n" + indent(_moved(jobs, answer.at_ms)))
+    if answer.same:
+        parts.append(f"{answer.same} pending job{'s' if answer.same > 1 else ''} would start at the same time")
+    elif not (answer.jobs or answer.evicted or answer.later or answer.sooner):
+        parts.append("no job is pending: nothing would change")
+    parts += [f"note: {clean(note)}" for note in answer.notes]
+    return "\n".join(parts)
+
+
+def _projected_start(job: ProjectedStart, now_ms: int) -> str:
+    if not job.start_ms:
+        return f"{clean(job.name)}: no start within the forecast"
+    when = "now" if job.start_ms <= now_ms else f"at {clock(job.start_ms)} (in {duration_text(job.start_ms - now_ms)})"
+    return f"{clean(job.name)} would start {when} on {clean(_node_list(job.nodes))}"
+
+
+def _evicted(evictions: tuple[ProjectedEviction, ...], now_ms: int) -> str:
+    columns = [
+        Column("JOB", lambda e: str(e.job)),
+        Column("NAME", lambda e: e.name),
+        Column("WHEN", lambda e: _when(e.at_ms, now_ms)),
+        Column("FOR", lambda e: f"{e.by} ({e.by_name})" if e.by else e.by_name or "-"),
+        Column("AGAIN", lambda e: _when(e.again_ms, now_ms)),
+    ]
+    return _first_rows(evictions, columns)
+
+
+def _moved(jobs: tuple[ProjectedStart, ...], now_ms: int) -> str:
+    columns = [
+        Column("JOB", lambda j: str(j.job)),
+        Column("NAME", lambda j: j.name),
+        Column("BEFORE", lambda j: _when(j.before_ms, now_ms)),
+        Column("AFTER", lambda j: _when(j.start_ms, now_ms)),
+        Column("BY", lambda j: _by(j)),
+        Column("NODES", lambda j: _node_list(j.nodes) or "-"),
+    ]
+    return _first_rows(jobs, columns)
+
+
+def _first_rows(rows: tuple[Any, ...], columns: list[Column]) -> str:
+    text = table(rows[:_JOBS_SHOWN], columns)
+    return text if len(rows) <= _JOBS_SHOWN else f"{text}\n… and {len(rows) - _JOBS_SHOWN} more (-o json has all)"
+
+
+def _when(ms: int, now_ms: int) -> str:
+    return "never" if not ms else "now" if ms <= now_ms else clock(ms)
+
+
+def _by(job: ProjectedStart) -> str:
+    if not job.start_ms or not job.before_ms:
+        return "-"
+    moved_ms = job.start_ms - job.before_ms
+    return f"{'+' if moved_ms > 0 else '-'}{duration_text(abs(moved_ms))}"
+
+
+def _node_list(nodes: tuple[str, ...]) -> str:
+    shown = ", ".join(nodes[:_NODES_SHOWN])
+    return shown + (f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else "")

@@ -103,12 +103,12 @@ def test_an_operator_adds_a_scheduler_without_a_restart_and_takes_it_back(cluste
     config.write_text(GENERAL_AND_GPU + nodes)
     dry = cluster.ok("reload", "--dry-run").out
     assert '+ scheduling.profiles.gpu.nodes = "pool=gpu"' in dry
-    assert "if it were in force now:" in dry
+    assert "its effect now:" in dry
     assert cluster.ok("config", "show").out.count("gpu") == 0
 
     # Then for real; what runs does not notice
     said = cluster.ok("reload").out
-    assert "configuration 2 is in force" in said
+    assert "configuration 2 is active" in said
     assert cluster.untouched(running)
     gpu = cluster.run("train", gpu=1)
     assert cluster.job(gpu).job.profile == "gpu"
@@ -116,7 +116,7 @@ def test_an_operator_adds_a_scheduler_without_a_restart_and_takes_it_back(cluste
     # And back again: whoever waits for a scheduler that is gone is held, nothing is lost
     waits = cluster.want("too-much", gpu=2)
     until(lambda: cluster.job(waits).job.reason_code, "it was looked at")
-    assert "configuration 3 is in force" in cluster.ok("config", "undo").out
+    assert "configuration 3 is active" in cluster.ok("config", "undo").out
     assert (cluster.state(waits), cluster.job(waits).job.reason_code) == ("held", "UNKNOWN_PROFILE")
     assert cluster.untouched(running, gpu)
     history = cluster.ok("config", "history").out.splitlines()

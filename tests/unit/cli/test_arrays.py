@@ -6,10 +6,9 @@ import pytest
 from msgspec import structs
 
 from hodei.api.views import ArrayView, JobDetail
-from hodei.cli.arrays import counts, reference_text
 from hodei.cli.documents import document_of
 from hodei.cli.errors import UsageProblem
-from hodei.cli.refs import look_up, resolve, resolve_job
+from hodei.cli.refs import reference_text, resolve_ids, resolve_job, resolve_targets, state_counts
 from hodei.client import Client
 from hodei.model.errors import NotFound
 from unit.cli.stub import job
@@ -34,23 +33,23 @@ def client(stub):
     [("17[10]", [17]), ("17[12-16:2]", [18, 19, 20]), ("17[10,18]", [17, 21]), ("sweep[18]", [21]), ("17[]", [17, 18, 19, 20, 21])],
 )  # fmt: skip
 def test_elements_are_found_by_their_index(client, reference: str, ids: list[int]):
-    assert resolve(client, [reference]) == ids
+    assert resolve_ids(client, [reference]) == ids
 
 
 @pytest.mark.parametrize("reference", ["17[11]", "17[20]"])
 def test_an_element_that_is_not_there_is_not_found(client, reference: str):
     with pytest.raises(NotFound):
-        resolve(client, [reference])
+        resolve_ids(client, [reference])
 
 
 @pytest.mark.parametrize("reference", ["17[]", "17", "1_7", "sweep", "last", "sweep[]", "last[]", "18[]"])
 def test_a_bare_name_or_number_is_the_whole_array(client, reference: str):
-    arrays, jobs = look_up(client, [reference])
+    arrays, jobs = resolve_targets(client, [reference])
     assert ([array.id for array in arrays], jobs) == ([17], [])
 
 
 def test_elements_ranges_and_other_jobs_are_no_arrays(client):
-    assert look_up(client, ["5", "18", "17[12]", "17-18"]) == ([], [5, 18, 17])
+    assert resolve_targets(client, ["5", "18", "17[12]", "17-18"]) == ([], [5, 18, 17])
 
 
 def test_a_command_for_one_job_takes_a_number_as_it_is_and_asks_for_an_element_of_a_name(client):
@@ -79,8 +78,8 @@ def test_one_element_is_shown_with_its_place_and_with_commands_that_mean_it_alon
 
 
 def test_the_liveliest_come_first_and_the_forgotten_last():
-    assert counts(ArrayView(1, 0, 9, states={"failed": 1, "running": 2, "pending": 3})) == (
-        "2 running, 3 pending, 1 failed, 3 forgotten"
+    assert state_counts(ArrayView(1, 0, 9, states={"failed": 1, "running": 2, "pending": 3})) == (
+        "2 running, 3 pending, 1 failed, 3 deleted"
     )
 
 

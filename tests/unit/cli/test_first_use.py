@@ -15,7 +15,7 @@ import pytest
 
 from hodei.backends.registry import settings_of
 from hodei.cli import serve
-from hodei.cli.output import Column, _narrowed, shorten, table
+from hodei.cli.output import Column, _fit_widths, shorten, table
 from unit.cli.stub import job
 
 API = "/api/v1"
@@ -103,9 +103,9 @@ def test_a_table_is_no_wider_than_the_terminal(stub, columns: int):
 
 
 def test_the_widest_columns_give_way_and_identifiers_never_do():
-    assert _narrowed([4, 30, 20], 40, [True, False, False]) == [4, 18, 18]
-    assert _narrowed([30, 8], 20, [True, False]) == [30, 4]
-    assert _narrowed([4, 5], 40, [False, False]) == [4, 5]
+    assert _fit_widths([4, 30, 20], 40, [True, False, False]) == [4, 18, 18]
+    assert _fit_widths([30, 8], 20, [True, False]) == [30, 4]
+    assert _fit_widths([4, 5], 40, [False, False]) == [4, 5]
     assert (shorten("日本語テキスト", 7), shorten("abc", 3), shorten("abcd", 3)) == ("日本語…", "abc", "ab…")
     columns = [Column("NAME", lambda row: row)]
     assert table(["x" * 500], columns).splitlines()[1] == "x" * 500  # not at a terminal: all of it
@@ -114,7 +114,7 @@ def test_the_widest_columns_give_way_and_identifiers_never_do():
 @pytest.mark.parametrize("command", ["bench", "replay", "sim", "test", "up"])
 def test_what_needs_the_server_says_which_extra_to_install(hodei, monkeypatch, command: str):
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "numpy" else object())
-    monkeypatch.setattr(serve, "_become", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
     result = hodei(command)
     assert result.exit_code == 2
     assert "pip install 'hodei[server]'" in result.stderr

@@ -19,8 +19,8 @@ API = "/api/v1"
         ("suspend", "running", "job 4 (job-4) suspend requested\n"),
         ("suspend", "held", "job 4 (job-4) suspended\n"),
         ("resume", "pending", "job 4 (job-4) resumed\n"),
-        ("checkpoint", "running", "job 4 (job-4) told to save its work\n"),
-        ("migrate", "running", "job 4 (job-4) is leaving\n"),
+        ("checkpoint", "running", "job 4 (job-4) checkpoint requested\n"),
+        ("migrate", "running", "job 4 (job-4) migration requested\n"),
     ],
 )
 def test_a_verb_is_done_and_said(hodei, stub, verb: str, state: str, said: str):

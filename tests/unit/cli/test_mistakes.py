@@ -64,8 +64,8 @@ def test_up_refuses_what_it_does_not_know_also_where_a_server_runs(
     hodei, tmp_path: Path, monkeypatch, words: list[str], said: str
 ):
     (tmp_path / "server.json").write_text(json.dumps({"address": "http://127.0.0.1:1", "pid": os.getpid()}))
-    monkeypatch.setattr(serve, "is_our_server", lambda pid: True)
-    monkeypatch.setattr(serve, "_become", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serve, "is_server_process", lambda pid: True)
+    monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
     result = hodei("up", "-d", "--home", str(tmp_path), *words)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -135,7 +135,7 @@ def test_what_is_written_wrong_is_a_usage_error(hodei, stub, words: list[str], s
 )
 def test_help_can_be_had_where_only_the_client_is_installed(hodei, monkeypatch, words: list[str]):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
-    monkeypatch.setattr(serve, "_become", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
     result = hodei(*words)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"Usage: hodei {words[0]} ")

@@ -23,7 +23,7 @@ def patched(hodei, stub):
     return call
 
 
-def test_kubectls_words_become_patches(patched):
+def test_kubectls_words_exec_patches(patched):
     assert patched("cordon", "laptop") == {"cordon": True}
     assert patched("drain", "laptop") == {"cordon": True, "drain": True}
     assert patched("label", "laptop", "zone=b", "old-") == {"labels": {"zone": "b", "old": None}}

@@ -135,9 +135,9 @@ def test_a_job_says_how_long_it_may_wait(hodei, stub):
     ("rules", "words"),
     [
         ({}, ""),
-        ({"topology": "zone"}, "all in one zone; a lost member starts all again"),
-        (GANG, "all in one rack if possible; a lost member is replaced alone; all must run within 5m; "
-         "grows and shrinks with the room there is"),
+        ({"topology": "zone"}, "all in one zone; a lost member restarts all"),
+        (GANG, "all in one rack if possible; only a lost member is replaced; all must run within 5m; "
+         "grows and shrinks with the free capacity"),
     ],
     ids=["none", "a must", "all of them"],
 )  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_distribution_is_said_in_words(hodei, stub, rules, words):
     [
         ({"signal": "USR1"}, "signal USR1, up to 30s before it is stopped"),
         ({"command": ["save", "-f"], "timeout": "2m"}, "command save -f, up to 2m before it is stopped"),
-        ({"file": "/a"}, "seen by /a"),
+        ({"file": "/a"}, "time from /a"),
     ],
     ids=["a signal", "a command", "a file alone"],
 )
@@ -244,7 +244,7 @@ def test_no_colour_unless_it_is_a_terminal(hodei, cluster, monkeypatch):
      (7_200_000, "2h"), (86_400_000, "24h"), (5 * 86_400_000, "5d")],
 )  # fmt: skip
 def test_spans_are_short(ms: int, text: str):
-    assert times.short(ms) == text
+    assert times.duration_text(ms) == text
 
 
 def test_moments_are_relative_for_people():

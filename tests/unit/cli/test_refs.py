@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.refs import numbers, resolve, resolve_job
+from hodei.cli.refs import numbers, resolve_ids, resolve_job
 from hodei.client import Client
 from hodei.model.errors import NotFound
 from unit.cli.stub import job
@@ -52,18 +52,18 @@ def client(stub):
 
 
 def test_last_is_the_newest_a_name_its_newest_and_all_the_active_ones(client: Client):
-    assert resolve(client, ["last"]) == [9]
-    assert resolve(client, ["train"]) == [8]
-    assert resolve(client, ["all"]) == [8, 9]
+    assert resolve_ids(client, ["last"]) == [9]
+    assert resolve_ids(client, ["train"]) == [8]
+    assert resolve_ids(client, ["all"]) == [8, 9]
 
 
 def test_each_job_is_named_once_in_the_order_given(client: Client):
-    assert resolve(client, ["3", "last", "1-3", "9"]) == [3, 9, 1, 2]
+    assert resolve_ids(client, ["3", "last", "1-3", "9"]) == [3, 9, 1, 2]
 
 
 def test_an_unknown_name_is_not_found(client: Client):
     with pytest.raises(NotFound, match="no job has the name 'nope'"):
-        resolve(client, ["nope"])
+        resolve_ids(client, ["nope"])
 
 
 def test_a_command_for_one_job_refuses_several(client: Client):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hodei.cli import run as run_module
+from hodei.cli import submit as run_module
 from hodei.cli.logs import last_lines
 from unit.cli.stub import Answer, Request, detail, job
 
@@ -82,7 +82,7 @@ def test_detached_prints_the_id_and_nothing_else(hodei, ended):
 
 def test_a_job_that_does_not_start_says_why_once(hodei, ended, monkeypatch):
     stub = ended(state="succeeded")
-    monkeypatch.setattr(run_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_module, "EXPLAIN_AFTER_S", 0.0)
     asked = []
 
     def logs(request: Request) -> Answer:

@@ -55,15 +55,15 @@ def test_explain_asks_for_one_account_and_prints_its_sum(hodei, answers):
     assert answers.requests[-1].query == {"account": "web"}
     assert "due 1 of 4 shares = 0.250000" in lines
     assert "used 1,998 h of 2,000 h on its level = 0.999000" in lines
-    assert "factor its own place 1 of 2, counted from the last = 0.500" in lines
-    assert "due stands as the account above it = 0.000000" in lines
+    assert "factor its rank 1 of 2, counted from the last = 0.500" in lines
+    assert "due like its parent account = 0.000000" in lines
 
 
 def test_explain_names_the_accounts_there_are_if_there_is_none_of_that_name(hodei, answers):
     answers.on("GET", "/api/v1/shares", lambda request: TREE | {"rows": []} if request.query else TREE)
     done = hodei("share", "explain", "wbe")
     assert done.exit_code == 2
-    assert "no account 'wbe' has been seen; seen so far: science, web" in done.stderr
+    assert "next: accounts so far: science, web" in done.stderr
 
 
 def test_programs_get_the_report_as_it_is(hodei, answers):

@@ -165,7 +165,7 @@ def test_a_mistyped_command_gets_a_suggestion(hodei):
 
 
 def test_the_version_tells_both_sides(hodei, stub):
-    assert hodei("version").stdout == f"hodei {__version__} (no server in reach)\n"
+    assert hodei("version").stdout == f"hodei {__version__} (no server answers)\n"
     info = {"version": "0.2.0", "api": "v1", "installation": "i", "address": "a", "epoch": 1, "started_at": ""}
     stub.on("GET", "/api/v1/info", info | {"ready": True, "profiles": [], "backends": [], "jobs": {}})
     assert hodei("version").stdout == f"hodei {__version__}, server 0.2.0 at {stub.address}\n"

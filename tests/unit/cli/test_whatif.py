@@ -34,8 +34,8 @@ def test_the_answer_tells_of_starts_of_those_sent_away_and_of_those_who_move(hod
     ))  # fmt: skip
     text = " ".join(hodei("whatif", "--add-nodes", "1").output.split())
     for words in (
-        "mine would start now on a, b", "huge: no start in sight", "7 low now mine never", "8 lucky", "-60m c",
-        "9 late", "+60m a", "3 jobs that wait would start as now", "note: something is not known",
+        "mine would start now on a, b", "huge: no start within the forecast", "7 low now mine never", "8 lucky", "-60m c",
+        "9 late", "+60m a", "3 pending jobs would start at the same time", "note: something is not known",
     ):  # fmt: skip
         assert words in text, text
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 import pytest
 
-from hodei.cli.backend import execute as exec_beside
-from hodei.cli.nodes import execute as exec_on
+from hodei.cli.exec import exec_in_job, exec_on_node
 
-both = pytest.mark.parametrize("command", [exec_beside, exec_on], ids=["exec", "node exec"])
+both = pytest.mark.parametrize("command", [exec_in_job, exec_on_node], ids=["exec", "node exec"])
 
 
 def words(command: click.Command, *args: str) -> tuple[str, tuple[str, ...]]:

@@ -43,7 +43,7 @@ def test_who_is_in_the_way_is_stopped_if_it_is_said(hodei, stub):
     made = hodei("reservation", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",
                  "--at-end", "stop")  # fmt: skip
     assert (sent(stub)["at_start"], sent(stub)["at_end"]) == ("stop", "stop")
-    assert "has no estimate and no timeout, and is stopped then if need be" in made.stderr
+    assert "has no estimate and no timeout, and is stopped then if necessary" in made.stderr
     shown = hodei("reservation", "show", "nightly").stdout
     assert "at start" in shown
     assert "the project's runs are stopped" in shown
