@@ -61,7 +61,7 @@ def test_a_job_that_is_only_thought_of_starts_when_those_before_it_are_done(busy
     assert state_of(busy) == before
     text = busy.ok("whatif", str(tmp_path / "job.yaml")).out
     assert "mine would start at " in text
-    assert "1 job that waits would start as now" in text
+    assert "1 pending job would start at the same time" in text
 
 
 def test_a_critical_job_says_whom_it_would_send_away(busy):
