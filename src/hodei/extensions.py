@@ -1,7 +1,8 @@
-"""Extensions by name: built in, announced by an installed package (entry points), or `module:attribute`.
+"""Extensions by name: built in, from an entry point of an installed package, or `module:attribute`.
 
-Built-in names come first and need no installed metadata. Metadata is read only for a name that is not built in, so
-neither the CLI nor a start without third-party extensions scans it. `pyproject.toml` announces the same built-in names.
+Built-in names win and need no installed metadata. Metadata is read only for other names, so neither the CLI nor a start
+without third-party extensions scans it. `pyproject.toml` lists the built-in ones as entry points too; a test keeps both
+equal.
 """
 
 from __future__ import annotations
@@ -22,8 +23,47 @@ ESTIMATORS = "hodei.estimators"
 COLLECTORS = "hodei.collectors"
 SINKS = "hodei.sinks"
 
-# Plugins and queues are classes that every profile needs: `hodei.plugins.registry` imports them.
+
+def _classes(module: str, **classes: str) -> dict[str, str]:
+    return {name: f"hodei.plugins.{module}:{found}" for name, found in classes.items()}
+
+
+_PLUGINS = {
+    **_classes("affinity", affinity="NodeAffinity", scope="Scope"),
+    **_classes("allocation", balanced_allocation="BalancedAllocation", least_allocated="LeastAllocated",
+        most_allocated="MostAllocated", requested_to_capacity_ratio="RequestedToCapacityRatio"),
+    **_classes("backend_policies", cost="Cost", cost_optimized="CostOptimized", locality="Locality",
+        performance="Performance"),
+    **_classes("capabilities", capabilities="Capabilities"),
+    **_classes("devices", devices="Devices"),
+    **_classes("distribution", distribution="Distribution"),
+    **_classes("fallback_chain", fallback_chain="FallbackChain"),
+    **_classes("fit", fit="Fit", overcommit="Overcommit", pools="Pools"),
+    **_classes("fragmentation", fgd="Fgd", gpu_hodei="GpuHodei"),
+    **_classes("gang_topology", gang_topology="GangTopology"),
+    **_classes("gpu_packing", gpu_bestfit="GpuBestfit", gpu_clustering="GpuClustering", gpu_dotprod="GpuDotprod",
+        gpu_packing="GpuPacking", gpu_random="GpuRandom"),
+    **_classes("health", health="Health"),
+    **_classes("job_affinity", job_affinity="JobAffinityPlugin"),
+    **_classes("locality", data_locality="DataLocality", data_rules="DataRules", image_locality="ImageLocality",
+        locality_aware="LocalityAware", proximity="Proximity"),
+    **_classes("platform", platform="Platform"),
+    **_classes("ports", ports="Ports"),
+    **_classes("quota", quota="Quota"),
+    **_classes("spill", spill="Spill"),
+    **_classes("spread", spread="Spread"),
+    **_classes("start_reservations", start_reservations="StartReservations"),
+    **_classes("strategies", bin_packing="BinPacking", least_loaded="LeastLoaded", load="Load", most_free="MostFree",
+        resource="Resource", resource_balance="ResourceBalance", round_robin="RoundRobin"),
+    **_classes("taints", gpu_last="GpuLast", taints="Taints"),
+    **_classes("volumes", volumes="Volumes"),
+    **_classes("workload", workload="Workload"),
+}  # fmt: skip
+
 BUILT_IN: dict[str, dict[str, str]] = {
+    PLUGINS: _PLUGINS,
+    QUEUES: _classes("batch", batch="Batch")
+    | _classes("queues", fair="Fair", fifo="Fifo", multifactor="Multifactor", priority="Priority"),
     BACKENDS: {
         "local": "hodei.backends.local",
         "instant": "hodei.backends.instant",
@@ -56,8 +96,8 @@ def load(
     built_in: Mapping[str, Any] | None = None,
     trusted: Collection[str] | None = None,
 ) -> Any:
-    """The object behind `name`. `built_in`: its table, of objects or paths. `trusted`: the only other names that may be
-    loaded; None for any. InvalidInput names the package at fault."""
+    """The object behind `name`. `built_in`: objects or paths by name, instead of BUILT_IN. `trusted`: the only other
+    names that may be loaded; None for any. InvalidInput names the package at fault."""
     known = BUILT_IN.get(group, {}) if built_in is None else built_in
     if name in known:
         found = known[name]
@@ -66,13 +106,13 @@ def load(
     if entry is None and ":" not in name:
         raise ExtensionMissing(
             f"there is no {what} {name[:80]!r}{did_you_mean(name, known)}",
-            hint=f"name one of: {', '.join(sorted({*known, *installed(group)}))}; a package adds more by the entry point"
+            hint=f"name one of: {', '.join(sorted({*known, *installed(group)}))}; packages add more with the entry point"
             f" group {group}, and module:name works too",
         )
     if trusted is not None and name not in trusted:
         raise InvalidInput(
             f"{what} {name[:80]!r} is not in use on this server",
-            hint="only built-in names and those of the server's own configuration may be used here",
+            hint="only built-in names and names in the server's own configuration may be used here",
         )
     try:
         return entry.load() if entry is not None else _import(name)
@@ -86,38 +126,41 @@ def load(
         version = f" {entry.dist.version}" if entry.dist is not None else ""
         raise InvalidInput(
             f"{what} {name!r} of the package {package}{version} cannot be loaded from {entry.value}: {cause}",
-            hint=f"repair it with `pip install --upgrade {package}`, or take {name!r} out of the configuration",
+            hint=f"repair it with `pip install --upgrade {package}`, or remove {name!r} from the configuration",
         ) from error
 
 
 def find_entry(group: str, name: str) -> EntryPoint | None:
-    """InvalidInput if two packages announce the name: which of them counts would depend on the installation's order."""
+    """InvalidInput if two packages provide the name: the choice would depend on the order of installation."""
     entries = {entry.value: entry for entry in entry_points(group=group, name=name)}
     if len(entries) > 1:
         packages = ", ".join(sorted(entry.dist.name if entry.dist else entry.value for entry in entries.values()))
         raise InvalidInput(
-            f"{name!r} of {group} is announced by several packages: {packages}",
+            f"{name!r} of {group} is provided by several packages: {packages}",
             hint="uninstall all but one, or write module:name",
         )
     return next(iter(entries.values()), None)
 
 
 def installed(group: str) -> set[str]:
-    """Names that installed packages announce. Reads all metadata: for messages only."""
+    """Names that installed packages provide. Reads all metadata: for messages only."""
     return {entry.name for entry in entry_points(group=group)}
 
 
 def make(
     group: str, name: str, what: str, *arguments: Any, trusted: Collection[str] | None = None, **options: Any
 ) -> Any:
-    """The extension, called with these arguments. InvalidInput if it does not take them."""
-    factory = load(group, name, what, trusted=trusted)
+    """The extension, called with these arguments. InvalidInput if it does not accept them."""
+    return construct(load(group, name, what, trusted=trusted), name, what, *arguments, **options)
+
+
+def construct(factory: Any, name: str, what: str, *arguments: Any, **options: Any) -> Any:
     try:
         return factory(*arguments, **options)
     except HodeiError:
         raise
     except Exception as error:
-        raise InvalidInput(f"{what} {name!r} cannot be made: {error}", hint="check its options") from error
+        raise InvalidInput(f"{what} {name!r} cannot be created: {error}", hint="check its options") from error
 
 
 def _import(path: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.plugins.registry import PLUGINS, QUEUES, find_plugin
+from hodei.plugins.registry import PLUGINS, QUEUES, find_plugin, find_queue
 from hodei.testing import PluginConformance, QueueConformance
 
 
@@ -26,7 +26,7 @@ class TestBuiltInQueues(QueueConformance):
         self.name = request.param
 
     def make_queue(self):
-        return QUEUES[self.name]()
+        return find_queue(self.name)
 
     def test_it_is_registered_under_its_own_name(self):
-        assert QUEUES[self.name]().name == self.name
+        assert find_queue(self.name).name == self.name

@@ -27,8 +27,8 @@ class Ports:
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         out: list[tuple[Mask, Reason]] = []
         for port in member.task.ports:
-            taken = _holders(port, nodes.table).per_node(nodes.rows) > 0
-            out.append((taken, Reason(self.name, "PORT_TAKEN", f"host port {_text(port)} is taken", evictable=True)))
+            in_use = _holders(port, nodes.table).per_node(nodes.rows) > 0
+            out.append((in_use, Reason(self.name, "PORT_TAKEN", f"host port {_text(port)} is taken", evictable=True)))
         return out
 
 

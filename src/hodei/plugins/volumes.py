@@ -1,11 +1,11 @@
-"""Volumes: refuses nodes that a member's storage can not be reached from, that have no place left to attach it, or where
-somebody else has it to themselves.
+"""Volumes: refuses nodes that cannot reach a member's storage, have no attachment left, or where another member uses a
+volume exclusively.
 
-Where a volume is can not be changed by stopping others; how many are attached, and who uses one, can.
+Preemption cannot change where a volume is; it can change attachments and users.
 
-A claim that waits for its node takes a free volume there. Which one is settled when the member is placed (`assumed`), so that
-no two claims count on the same: neither those of one member, nor those of members that are placed one after another. Who
-drives the scheduler gives it back when the cluster shows the binding, or when it came to nothing.
+A claim that waits for its node binds a free volume there. The choice is made when the member is placed (`assumed`), so
+that no two claims count on the same volume: neither claims of one member nor those of members placed one after another.
+The driver of the scheduler releases it when the cluster shows the binding, or when the placement failed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach, VolumeR
 from hodei.plugins.affinity import term_mask
 
 _OUT_OF_REACH: dict[VolumeReachKind, tuple[str, str]] = {
-    "there": ("VOLUME_NOT_HERE", "a volume can not be reached from here"),
-    "could_be": ("NO_VOLUME_TO_BIND", "no volume is free here, or could be made here"),
-    "space": ("NO_VOLUME_SPACE", "there is not enough free storage here to make a volume"),
+    "there": ("VOLUME_NOT_HERE", "a volume cannot be reached from here"),
+    "could_be": ("NO_VOLUME_TO_BIND", "no volume is free here, and none can be created here"),
+    "space": ("NO_VOLUME_SPACE", "not enough free storage here to create a volume"),
     "zone": ("VOLUME_ZONE", "a volume is in another zone"),
 }
 _NONE_LEFT = Reason("volumes", *_OUT_OF_REACH["could_be"])
 _FULL = Reason("volumes", "VOLUME_LIMIT", "no more volumes can be attached", evictable=True)
-_FULL_FOR_EVER = Reason("volumes", "VOLUME_LIMIT", "so many volumes can not be attached")
-_IN_USE_HERE = Reason("volumes", "VOLUME_IN_USE", "a volume is in use here by another", evictable=True)
-_IN_USE = Reason("volumes", "VOLUME_TAKEN", "a volume that only one may use is in use", evictable=True)
+_NEVER_ENOUGH = Reason("volumes", "VOLUME_LIMIT", "it needs more volumes than can be attached")
+_IN_USE_HERE = Reason("volumes", "VOLUME_IN_USE", "another job uses a volume here", evictable=True)
+_IN_USE = Reason("volumes", "VOLUME_TAKEN", "a volume with a single user is in use", evictable=True)
 
 
 class Volumes:
@@ -66,15 +66,15 @@ class Volumes:
                 out.append((_users(volume, nodes.table)[nodes.rows], _IN_USE_HERE))
         claims = [volume for volume in volumes if volume.candidates]
         if len(claims) > 1 or (claims and self.assumed.concerns(claims[0])):
-            out.append((~_each_has_one(claims, self.assumed, nodes), _NONE_LEFT))
-        return [*out, *_over_the_limit(volumes, attached, nodes)]
+            out.append((~_all_bindable(claims, self.assumed, nodes), _NONE_LEFT))
+        return [*out, *_over_limit(volumes, attached, nodes)]
 
     def reserve(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None:
-        """The free volumes that its members take where they are placed."""
+        """Assumes the free volumes that the members bind where they are placed."""
         taken: list[str] = []
         for placed in placements:
             claims = [volume for volume in placed.member.task.volumes if volume.candidates]
-            chosen = _chosen(claims, self.assumed, placed.node) if claims else {}
+            chosen = _bind(claims, self.assumed, placed.node) if claims else {}
             if chosen is None:
                 for claim in taken:
                     self.assumed.release(claim)
@@ -91,33 +91,41 @@ class Volumes:
                     self.assumed.release(volume.handle)
 
 
-def _each_has_one(claims: Sequence[Volume], assumed: AssumedVolumes, nodes: Nodes) -> Mask:
-    """Nodes where every claim finds a free volume of its own, or one can be made for it."""
-    made = [_made(claim, nodes) for claim in claims]
-    choices = {choice.name: choice for claim in claims for choice in claim.candidates}
-    near = {name: _near(choice, nodes) for name, choice in choices.items()}
+def _all_bindable(claims: Sequence[Volume], assumed: AssumedVolumes, nodes: Nodes) -> Mask:
+    """Nodes where every claim gets its own free volume, or one can be created for it."""
+    creatable_on = [_creatable(claim, nodes) for claim in claims]
+    candidates = {candidate.name: candidate for claim in claims for candidate in claim.candidates}
+    reachable = {name: _reachable(candidate, nodes) for name, candidate in candidates.items()}
     free = [[c.name for c in claim.candidates if assumed.is_free(c.name, claim.handle)] for claim in claims]
     counts = np.zeros((len(claims), len(nodes.none())), dtype=np.int64)
     for number, names in enumerate(free):
         for name in names:
-            counts[number] += near[name]
-        counts[number][made[number]] = len(claims)
-    # Where the least choosy claim comes last and each has as many to choose from as there are before it, all is well.
+            counts[number] += reachable[name]
+        counts[number][creatable_on[number]] = len(claims)
+    # By Hall's theorem it suffices that the n-th most restricted claim has at least n candidates; otherwise search.
     least = np.sort(counts, axis=0)
     enough: Mask = np.all(least >= np.arange(1, len(claims) + 1)[:, None], axis=0)
     for at in np.flatnonzero(~enough & (counts > 0).all(axis=0)):
-        options = [None if made[n][at] else [name for name in names if near[name][at]] for n, names in enumerate(free)]
-        enough[at] = _assigned(options) is not None
+        options = [
+            None if creatable_on[n][at] else [name for name in names if reachable[name][at]]
+            for n, names in enumerate(free)
+        ]
+        enough[at] = _match(options) is not None
     return enough
 
 
-def _chosen(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> dict[str, str] | None:
-    """The volume that each claim takes on a node, by handle; None if there are not enough. Not named: one has to be made."""
+def _bind(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> dict[str, str] | None:
+    """The volume of each claim on a node, by handle; None if there are not enough. Claims without an entry need a new
+    volume."""
     options: list[list[str]] = []
     for claim in claims:
-        found = [choice for choice in claim.candidates if assumed.is_free(choice.name, claim.handle)]
+        found = [candidate for candidate in claim.candidates if assumed.is_free(candidate.name, claim.handle)]
         options.append(
-            [choice.name for choice in found if not choice.terms or any(_holds(t, node) for t in choice.terms)]
+            [
+                candidate.name
+                for candidate in found
+                if not candidate.terms or any(_holds(t, node) for t in candidate.terms)
+            ]
         )
     must = [
         None
@@ -125,10 +133,10 @@ def _chosen(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> di
         else some
         for claim, some in zip(claims, options, strict=True)
     ]
-    found_for = _assigned(must)
+    found_for = _match(must)
     if found_for is None:
         return None
-    # What is left goes to those for whom one could be made too: a free volume comes before a new one.
+    # Claims that could be created take what is left: a free volume is preferred to a new one.
     taken = set(found_for.values())
     for number in range(len(claims)):
         if must[number] is None:
@@ -139,27 +147,27 @@ def _chosen(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> di
     return {claims[number].handle: name for number, name in found_for.items()}
 
 
-def _assigned(options: Sequence[list[str] | None]) -> dict[int, str] | None:
-    """One volume for each claim, no two the same (None: it needs none); None if that cannot be done. Each takes the first
-    that it may have, and one before it makes way if it can."""
+def _match(options: Sequence[list[str] | None]) -> dict[int, str] | None:
+    """Bipartite matching by augmenting paths: one volume for each claim (None: it needs none), no two the same; None if
+    impossible."""
     holder: dict[str, int] = {}
 
-    def seat(number: int, tried: set[str]) -> bool:
+    def assign(number: int, tried: set[str]) -> bool:
         for name in options[number] or ():
             if name not in tried:
                 tried.add(name)
-                if name not in holder or seat(holder[name], tried):
+                if name not in holder or assign(holder[name], tried):
                     holder[name] = number
                     return True
         return False
 
     for number, names in enumerate(options):
-        if names is not None and not seat(number, set()):
+        if names is not None and not assign(number, set()):
             return None
     return {number: name for name, number in holder.items()}
 
 
-def _made(claim: Volume, nodes: Nodes) -> Mask:
+def _creatable(claim: Volume, nodes: Nodes) -> Mask:
     if claim.creatable is None:
         return nodes.none()
     hit = ~nodes.none()
@@ -168,10 +176,10 @@ def _made(claim: Volume, nodes: Nodes) -> Mask:
     return hit
 
 
-def _near(choice: VolumeCandidate, nodes: Nodes) -> Mask:
-    if not choice.terms:
+def _reachable(candidate: VolumeCandidate, nodes: Nodes) -> Mask:
+    if not candidate.terms:
         return ~nodes.none()
-    return _reached(VolumeReach("there", choice.terms), nodes)
+    return _reached(VolumeReach("there", candidate.terms), nodes)
 
 
 def _reached(reach: VolumeReach, nodes: Nodes) -> Mask:
@@ -183,7 +191,7 @@ def _reached(reach: VolumeReach, nodes: Nodes) -> Mask:
 
 def _holds(term: NodeTerm, node: Node) -> bool:
     if not term.labels and not term.fields:
-        return False  # as everywhere in Kubernetes: an empty term means no node
+        return False  # as in Kubernetes, an empty term matches no node
     return all_match(term.labels, node.labels) and all_match(term.fields, {"metadata.name": node.name})
 
 
@@ -196,8 +204,8 @@ def _out_of_reach(volumes: tuple[Volume, ...], nodes: Nodes) -> list[tuple[Mask,
     return out
 
 
-def _over_the_limit(volumes: tuple[Volume, ...], attached: Attachments, nodes: Nodes) -> list[tuple[Mask, Reason]]:
-    """Nodes that can not take those of the volumes which they do not have already; nodes that name no limit have none."""
+def _over_limit(volumes: tuple[Volume, ...], attached: Attachments, nodes: Nodes) -> list[tuple[Mask, Reason]]:
+    """Nodes that cannot attach the volumes that they do not have yet; nodes without a limit are not checked."""
     out = []
     handles: dict[str, set[str]] = {}
     for volume in volumes:
@@ -210,15 +218,15 @@ def _over_the_limit(volumes: tuple[Volume, ...], attached: Attachments, nodes: N
         most = nodes.by(("volume limit", limit), lambda node, limit=limit: node.volume_limits.get(limit, -1))  # type: ignore[misc]
         known = most.where(lambda number: number >= 0)
         allowed = most.numbers(int)
-        # Who brings nothing new is no burden, however full the node is.
+        # Members without new volumes fit on any node.
         full = known & (new[nodes.rows] > 0) & (attached.attached(limit)[nodes.rows] + new[nodes.rows] > allowed)
         never = full & (allowed < len(wanted))
-        out += [(full & ~never, _FULL), (never, _FULL_FOR_EVER)]
+        out += [(full & ~never, _FULL), (never, _NEVER_ENOUGH)]
     return out
 
 
 def _users(volume: Volume, table: Table) -> Mask:
-    """The nodes where another uses a volume that can not be shared on one node, unless all of them only read."""
+    """Nodes where another member uses a volume that cannot be shared on one node, unless all only read."""
 
     def clashes(kind: Kind) -> int:
         return int(

@@ -16,7 +16,7 @@ from hodei.model.node import Node
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.fit import Fit
 from hodei.plugins.registry import find_plugin
-from unit.plugins.asking import VIEW, a_member, a_table, scores
+from unit.plugins.plugin_helpers import VIEW, a_member, a_table, scores
 
 FALLING = [{"utilization": 0, "score": 10}, {"utilization": 100, "score": 0}]
 

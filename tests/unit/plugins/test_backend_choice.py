@@ -16,7 +16,7 @@ from hodei.plugins.locality import DataRules
 from hodei.plugins.platform import Platform
 from hodei.plugins.registry import build_profiles
 from hodei.plugins.spill import Spill, SpillRule
-from unit.plugins.asking import a_member, a_table, refused, scores
+from unit.plugins.plugin_helpers import a_member, a_table, refused, scores
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 THREE = [a_node("a", backend="a"), a_node("b", backend="b"), a_node("c", backend="c")]

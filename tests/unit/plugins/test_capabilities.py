@@ -17,7 +17,7 @@ from hodei.engine.view import Member
 from hodei.model.backend import NEEDS, needs_of, unmet_by
 from hodei.model.job import Checkpoint, GangRules, HealthCheck, Interactive
 from hodei.plugins.capabilities import Capabilities
-from unit.plugins.asking import a_member, a_table, refused
+from unit.plugins.plugin_helpers import a_member, a_table, refused
 
 # One job for each need, which has no other need than that and those that follow from it.
 JOBS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.node import Grant, Socket
 from hodei.plugins.devices import Devices
 from hodei.plugins.registry import build_profile
-from unit.plugins.asking import VIEW, a_member, a_table, refused
+from unit.plugins.plugin_helpers import VIEW, a_member, a_table, refused
 
 SOCKETS = (Socket((0, 1), (0,)), Socket((2, 3), (1,)))
 

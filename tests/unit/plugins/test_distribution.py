@@ -12,8 +12,8 @@ from hodei.model.job import BackendChoice, Distribution, TransferCost
 from hodei.plugins.distribution import CHOICES_TRIED
 from hodei.plugins.distribution import Distribution as Plugin
 from hodei.plugins.platform import Platform
-from unit.plugins.asking import VIEW, a_member, a_table, refused
-from unit.plugins.laying import a_gang, an_engine, on_backends, options, placed
+from unit.plugins.gang_helpers import a_gang, an_engine, on_backends, options, placed
+from unit.plugins.plugin_helpers import VIEW, a_member, a_table, refused
 
 THREE = {"east": "e1 e2", "north": "n1 n2", "west": "w1 w2"}
 DEAR = (

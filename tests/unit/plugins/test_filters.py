@@ -14,7 +14,7 @@ from hodei.plugins.fit import Fit
 from hodei.plugins.health import Health
 from hodei.plugins.platform import Platform
 from hodei.plugins.taints import Taints
-from unit.plugins.asking import a_member, a_table, refused, scores
+from unit.plugins.plugin_helpers import a_member, a_table, refused, scores
 
 SSD = Requirement("disk", "In", ("ssd",))
 ZONED = Requirement("zone", "Exists")

@@ -12,8 +12,8 @@ from hodei.engine.topology_index import domain_of
 from hodei.model.job import Distribution, GangRules
 from hodei.model.node import Location
 from hodei.plugins.gang_topology import GangTopology
-from unit.plugins.asking import VIEW, a_member
-from unit.plugins.laying import a_gang, an_engine, on_backends, options, placed, racked
+from unit.plugins.gang_helpers import a_gang, an_engine, on_backends, options, placed, racked
+from unit.plugins.plugin_helpers import VIEW, a_member
 
 MUST = GangRules(topology="rack")
 WISH = GangRules(topology="rack", topology_required=False)

@@ -23,7 +23,7 @@ from hodei.plugins.fragmentation import (
 )
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking
 from hodei.plugins.registry import build_profile, find_plugin
-from unit.plugins.asking import a_member, a_table, best, scores
+from unit.plugins.plugin_helpers import a_member, a_table, best, scores
 
 HALVES_AND_WHOLES = {Shape(1000, 500): 1, Shape(1000, 1000): 1}
 

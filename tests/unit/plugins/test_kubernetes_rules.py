@@ -14,7 +14,7 @@ from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.health import Health
 from hodei.plugins.queues import Priority
 from hodei.plugins.spread import Spread
-from unit.plugins.asking import a_member, a_table, refused, scores
+from unit.plugins.plugin_helpers import a_member, a_table, refused, scores
 
 ZONE_A = NodeTerm((Requirement("zone", "In", ("a",)),))
 

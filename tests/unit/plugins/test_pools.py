@@ -7,7 +7,7 @@ from hodei.model.facts import NodeJoined
 from hodei.model.node import GPU_ONLY, Pool, Taint
 from hodei.plugins.fit import Pools
 from unit.control.harness import Harness
-from unit.plugins.asking import a_member, a_table, refused
+from unit.plugins.plugin_helpers import a_member, a_table, refused
 
 POOL = Pool("hpc-main", (("cpu", 8000), ("memory", 64 << 30)))
 

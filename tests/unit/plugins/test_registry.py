@@ -117,7 +117,7 @@ def test_a_disabled_filter_is_gone():
         pytest.param({"plugins": ("my_plugins:Thing",)}, "cannot be imported", id="no such class"),
         pytest.param({"plugins": ("my_plugins:Nameless",)}, "not a plugin", id="a class without a name"),
         pytest.param({"plugins": ("my_plugins:Pointless",)}, "not a plugin", id="a class without a point"),
-        pytest.param({"plugins": ("fit",), "arguments": {"fit": {"x": 1}}}, "cannot be made", id="a wrong option"),
+        pytest.param({"plugins": ("fit",), "arguments": {"fit": {"x": 1}}}, "cannot be created", id="a wrong option"),
         pytest.param({"queue": "lifo"}, "there is no queue 'lifo'", id="an unknown queue"),
         pytest.param({"base": "computer"}, "did you mean 'compute'", id="an unknown base"),
         pytest.param({"scores": {"load": -1}}, "whole number from 0 to 1000", id="a negative weight"),

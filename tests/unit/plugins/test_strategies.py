@@ -14,7 +14,7 @@ from hodei.model.node import Location, Node
 from hodei.plugins.locality import LocalityAware, Proximity, distance_km, nearness
 from hodei.plugins.registry import build_profile
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
-from unit.plugins.asking import a_member, a_table, best, scores
+from unit.plugins.plugin_helpers import a_member, a_table, best, scores
 
 TEN = [a_node(name, 10, "10Gi") for name in ("a", "b", "c")]
 BUSY = {"a": {"cpu": 8, "memory": "8Gi"}, "b": {"cpu": 4, "memory": "4Gi"}, "c": {"cpu": 6, "memory": "6Gi"}}

@@ -10,7 +10,7 @@ from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach
 from hodei.plugins.locality import ImageLocality
 from hodei.plugins.volumes import Volumes
-from unit.plugins.asking import a_member, refused, scores
+from unit.plugins.plugin_helpers import a_member, refused, scores
 
 
 def _member(*handles: str, **fields) -> Member:
@@ -29,7 +29,7 @@ def _table(*limits: int) -> Table:
 
 
 FULL = "VOLUME_LIMIT: no more volumes can be attached"
-NEVER = "VOLUME_LIMIT: so many volumes can not be attached"
+NEVER = "VOLUME_LIMIT: it needs more volumes than can be attached"
 
 
 def test_a_node_takes_as_many_volumes_as_it_says():
@@ -68,7 +68,7 @@ def test_a_volume_is_reached_where_all_its_terms_hold():
     table.settle()
     near = VolumeReach("there", (NodeTerm((Requirement("z", "In", ("a",)),)),))
     assert refused(Volumes(), _member("v", reach=(near,)), table) == {
-        "VOLUME_NOT_HERE: a volume can not be reached from here": ["n2"]
+        "VOLUME_NOT_HERE: a volume cannot be reached from here": ["n2"]
     }
 
 
@@ -80,7 +80,7 @@ def test_members_without_volumes_are_none_of_its_business():
 
 # ------------------------------------------------------------------------------------- claims and free volumes
 
-NONE_LEFT = "NO_VOLUME_TO_BIND: no volume is free here, or could be made here"
+NONE_LEFT = "NO_VOLUME_TO_BIND: no volume is free here, and none can be created here"
 
 
 def _on(name: str) -> tuple[NodeTerm, ...]:

@@ -19,7 +19,7 @@ from hodei.plugins.ports import Ports
 from hodei.plugins.registry import build_profile
 from hodei.plugins.spread import Spread
 from hodei.plugins.taints import Taints
-from unit.plugins.asking import VIEW, a_member, a_table, refused, scores
+from unit.plugins.plugin_helpers import VIEW, a_member, a_table, refused, scores
 
 ZONES = [a_node(f"{zone}{i}", labels={"zone": zone}) for zone in "ab" for i in (1, 2)] + [a_node("x1")]
 
@@ -40,7 +40,7 @@ def web(**fields: Any) -> Member:
     return a_member(labels={"app": "web"}, **fields)
 
 
-def living(**where: Member) -> Table:
+def table_with(**where: Member) -> Table:
     table = a_table(ZONES)
     for name, member in where.items():
         table.place(table.row[name], {}, member)
@@ -69,28 +69,34 @@ def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
     ],
 )
 def test_required_affinity_wants_a_job_that_meets_all_its_terms_in_the_same_place(wants, neighbour, expected):
-    table = living(a1=web(**neighbour))
+    table = table_with(a1=web(**neighbour))
     assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=wants), table) == expected
 
 
 def test_the_first_of_its_kind_may_go_wherever_there_is_a_place():
     rules = needs(term("app=web"))
-    assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), living()) == ["x1"]
-    assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=rules), living()) == ["a1", "a2", "b1", "b2", "x1"]
-    assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), living(b1=web())) == ["a1", "a2", "x1"]
+    assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), table_with()) == ["x1"]
+    assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=rules), table_with()) == [
+        "a1",
+        "a2",
+        "b1",
+        "b2",
+        "x1",
+    ]
+    assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), table_with(b1=web())) == ["a1", "a2", "x1"]
 
 
 def test_anti_affinity_refuses_the_place_and_lets_nodes_without_one_pass():
     member = a_member(job_anti_affinity=needs(term("app=web")))
-    assert refused(JobAffinityPlugin(), member, living(a1=web())) == {
+    assert refused(JobAffinityPlugin(), member, table_with(a1=web())) == {
         "JOB_ANTI_AFFINITY: job anti-affinity [app=web] by zone not met": ["a1", "a2"]
     }
-    assert refused(JobAffinityPlugin(), member, living(x1=web())) == {}
+    assert refused(JobAffinityPlugin(), member, table_with(x1=web())) == {}
 
 
 def test_anti_affinity_of_those_who_are_there_keeps_off_whom_it_means():
     guard = a_member(job_anti_affinity=needs(term("app=web")))
-    table = living(a1=guard)
+    table = table_with(a1=guard)
     assert refused(JobAffinityPlugin(), web(), table) == {
         "EXISTING_ANTI_AFFINITY: anti-affinity [app=web] by zone of jobs already there": ["a1", "a2"]
     }
@@ -119,19 +125,23 @@ def test_regions_of_the_location_are_places_too():
     ],
 )
 def test_wishes_pull_and_push_both_ways(incoming, resident, best):
-    table = living(a1=web(**resident))
+    table = table_with(a1=web(**resident))
     found = scores(JobAffinityPlugin(), a_member(labels={"app": "new"}, **incoming), table)
     assert found is not None
     assert {name: found[name] for name in best} == best
 
 
 def test_it_has_no_opinion_where_no_rule_is_about_the_member():
-    assert scores(JobAffinityPlugin(), web(), living(a1=web())) is None
+    assert scores(JobAffinityPlugin(), web(), table_with(a1=web())) is None
     assert (
-        scores(JobAffinityPlugin(hard_weight=0), web(), living(a1=a_member(job_affinity=needs(term("app=web")))))
+        scores(JobAffinityPlugin(hard_weight=0), web(), table_with(a1=a_member(job_affinity=needs(term("app=web")))))
         is None
     )
-    assert JobAffinityPlugin().stamp(web(), living(a1=web())) == JobAffinityPlugin().stamp(a_member(), living()) == 0
+    assert (
+        JobAffinityPlugin().stamp(web(), table_with(a1=web()))
+        == JobAffinityPlugin().stamp(a_member(), table_with())
+        == 0
+    )
 
 
 # ------------------------------------------------------------------------------------------------ spreading
@@ -173,7 +183,7 @@ def test_places_that_the_member_cannot_go_to_are_not_counted_unless_it_says_so()
 
 
 def test_soft_spreading_prefers_the_emptier_place():
-    table = living(a1=web(), b1=a_member())
+    table = table_with(a1=web(), b1=a_member())
     found = scores(Spread(), web(spread=(spread(hard=False),)), table)
     assert found == {"a1": 0, "a2": 0, "b1": 10_000, "b2": 10_000, "x1": 0}
 
@@ -203,7 +213,7 @@ def test_members_of_one_gang_are_spread_among_themselves():
     ],
 )
 def test_a_host_port_is_held_by_one_run_of_a_node(wanted, clash):
-    table = living(a1=a_member(ports=(HostPort(80, "TCP", "10.0.0.1"),)))
+    table = table_with(a1=a_member(ports=(HostPort(80, "TCP", "10.0.0.1"),)))
     found = refused(Ports(), a_member(ports=(wanted,)), table)
     assert [name for names in found.values() for name in names] == (["a1"] if clash else [])
     assert all(key.startswith("PORT_TAKEN: host port ") for key in found)

@@ -26,8 +26,8 @@ from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports
 from hodei.plugins.registry import build_profile
 from hodei.plugins.spread import Spread
-from unit.plugins import naive_company as naive
-from unit.plugins.asking import VIEW
+from unit.plugins import naive_topology_rules as naive
+from unit.plugins.plugin_helpers import VIEW
 
 CASES = int(os.environ.get("HODEI_CASES", "600"))
 PROJECTS = {"a": {"team": "x"}, "b": {"team": "y"}, "c": {}}
@@ -112,28 +112,28 @@ class _Story:
         self.table = Table(self.nodes)
         self.table.settle()
         self.table.topology_index.projects = PROJECTS
-        self.living: list[tuple[Node, Member]] = []
+        self.placed: list[tuple[Node, Member]] = []
 
     def go_on(self) -> None:
         dice = self.dice
         for _ in range(dice.randint(0, 6)):
-            if self.living and dice.random() < 0.35:
-                node, member = self.living.pop(dice.randrange(len(self.living)))
+            if self.placed and dice.random() < 0.35:
+                node, member = self.placed.pop(dice.randrange(len(self.placed)))
                 self.table.release(self.table.row[node.name], {}, member)
             else:
                 node, member = dice.choice(self.nodes), dice.choice([*self.kinds, _member(dice)])
                 self.table.place(self.table.row[node.name], {}, member)
-                self.living.append((node, member))
+                self.placed.append((node, member))
         if dice.random() < 0.1:
             old = dice.choice(self.nodes)
             self.nodes[self.nodes.index(old)] = new = _node(dice, int(old.name[1:]))
-            self.living = [(new if home is old else home, member) for home, member in self.living]
+            self.placed = [(new if home is old else home, member) for home, member in self.placed]
             self.table.put(new)
             self.table.settle()
 
     @property
-    def cluster(self) -> naive.World:
-        return naive.World(self.nodes, self.living, PROJECTS)
+    def cluster(self) -> naive.Cluster:
+        return naive.Cluster(self.nodes, self.placed, PROJECTS)
 
 
 def _stories(rule: int):

@@ -78,7 +78,7 @@ def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int
         ("largest", [4, 3, 1, 2]),
         ("deadline", [3, 2, 1, 4]),
         ("newest", [4, 3, 2, 1]),
-        ("unit.plugins.test_secondary:LastName", [4, 3, 2, 1]),
+        ("unit.plugins.test_tie_breakers:LastName", [4, 3, 2, 1]),
     ],
 )
 @pytest.mark.parametrize("queue", ["priority", "fair"])
@@ -96,13 +96,13 @@ def test_the_first_order_goes_before_the_second() -> None:
 
 
 def test_a_queue_of_ones_own_can_be_the_first_order() -> None:
-    queue = 'queue = "unit.plugins.test_secondary:Odd"\n'
+    queue = 'queue = "unit.plugins.test_tie_breakers:Odd"\n'
     assert order_of(queue) == [1, 3, 2, 4]
     assert order_of(queue + 'secondary = "shortest"\n') == [3, 1, 2, 4]
 
 
 def test_a_second_order_of_ones_own_takes_arguments() -> None:
-    name = "unit.plugins.test_secondary:LastName"
+    name = "unit.plugins.test_tie_breakers:LastName"
     assert order_of(f'secondary = "{name}"\noptions = {{"{name}" = {{sign = 1}}}}\n') == [1, 2, 3, 4]
 
 
@@ -124,7 +124,7 @@ def test_the_place_in_line_counts_the_second_order_and_says_so() -> None:
         ('queue = "prio"', "there is no queue 'prio'"),
         ('queue = "batch"\nsecondary = "shortest"', "the queue 'batch' takes no secondary order"),
         ('queue = "multifactor"\nsecondary = "shortest"', "the queue 'multifactor' takes no secondary order"),
-        ('secondary = "unit.plugins.test_secondary:Odd"', "cannot be a secondary: it has no keys"),
+        ('secondary = "unit.plugins.test_tie_breakers:Odd"', "cannot be a secondary: it has no keys"),
         ('secondary = "no.such:Thing"', "cannot be imported"),
     ],
 )

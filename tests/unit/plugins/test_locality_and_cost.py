@@ -14,7 +14,7 @@ from hodei.model.node import Location
 from hodei.plugins.backend_policies import Cost
 from hodei.plugins.locality import DataLocality
 from hodei.plugins.registry import build_profiles, find_plugin
-from unit.plugins.asking import a_member, a_table, scores
+from unit.plugins.plugin_helpers import a_member, a_table, scores
 
 PLACES = [
     a_node("holder", data=("imagenet", "words"), location=Location("eu", "eu-1")),

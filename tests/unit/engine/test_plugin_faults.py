@@ -1,4 +1,4 @@
-"""A plugin that raises or answers nonsense is fenced, reported, and stops nobody but the gang it was asked about."""
+"""A plugin that raises or returns an invalid answer is contained and reported; only its own gang is affected."""
 
 from __future__ import annotations
 

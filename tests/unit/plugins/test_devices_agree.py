@@ -18,7 +18,7 @@ from hodei.model.node import Grant, Node, Socket
 from hodei.plugins.devices import Devices
 from hodei.plugins.registry import build_profile
 from unit.plugins import naive_devices as naive
-from unit.plugins.asking import VIEW
+from unit.plugins.plugin_helpers import VIEW
 
 CASES = int(os.environ.get("HODEI_CASES", "600"))
 
@@ -58,13 +58,13 @@ class _Story:
         self.hosts = {node.name: naive.Host(node) for node in self.nodes}
         self.table = Table(self.nodes)
         self.table.settle()
-        self.living: list[tuple[str, Member, Grant | None]] = []
+        self.placed: list[tuple[str, Member, Grant | None]] = []
 
     def go_on(self) -> None:
         dice, table = self.dice, self.table
         for _ in range(dice.randint(0, 6)):
-            if self.living and dice.random() < 0.4:
-                name, member, grant = self.living.pop(dice.randrange(len(self.living)))
+            if self.placed and dice.random() < 0.4:
+                name, member, grant = self.placed.pop(dice.randrange(len(self.placed)))
                 table.release(table.row[name], member.task.request, member, grant)
                 self.hosts[name].held.remove((member.task.request, grant))
                 continue
@@ -76,7 +76,7 @@ class _Story:
                 chosen = wanted.find(member.task, dice.randint(-1, 5)) if wanted is not None else None
                 grant = table.place(table.row[name], member.task.request, member, chosen)
                 host.held.append((member.task.request, grant))
-                self.living.append((name, member, grant))
+                self.placed.append((name, member, grant))
 
 
 def _stories(offset: int):

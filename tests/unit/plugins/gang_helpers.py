@@ -1,4 +1,4 @@
-"""Takes one gang through an engine with all built-in plugins, and says in plain words where its members went."""
+"""Places one gang with all built-in plugins and returns the nodes of its members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodei.engine.view import Gang, gang_of
 from hodei.model.job import JobSpec
 from hodei.model.node import Location, Node
 from hodei.plugins.registry import build_profile
-from unit.plugins.asking import VIEW, a_table
+from unit.plugins.plugin_helpers import VIEW, a_table
 
 
 def racked(racks: dict[str, str], cpu: int = 4, **fields: Any) -> list[Node]:

@@ -1,4 +1,4 @@
-"""The columns: rows in order of name, usage that follows its node, views that are as long as their rows."""
+"""The node table: rows ordered by name, usage that follows its node, views as long as their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks one plugin about one job, in plain words: which nodes it refuses and why, and how it scores the others."""
+"""Calls one plugin for one job: which nodes it refuses and why, and how it scores the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about company as they are told, node by node and member by member: slow, plain, and nothing kept."""
+"""Reference implementation of job affinity, spread and port rules: node by node, member by member, without caches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hodei.model.node import Node
 Labels = Mapping[str, str]
 
 
-class World(Struct):
+class Cluster(Struct):
     nodes: list[Node]
-    living: list[tuple[Node, Member]]
+    placed: list[tuple[Node, Member]]
     projects: dict[str, Labels]
 
 
-def means(term: JobTerm, owner: Member, other: Member, cluster: World) -> bool:
+def means(term: JobTerm, owner: Member, other: Member, cluster: Cluster) -> bool:
     return term.matches(owner.job.project, other.job.labels, other.job.project, cluster.projects)
 
 
@@ -29,36 +29,36 @@ def together(a: Node, b: Node, topology: str) -> bool:
     return domain_of(a, topology) is not None and domain_of(a, topology) == domain_of(b, topology)
 
 
-def refused_by_affinity(member: Member, node: Node, cluster: World) -> bool:
+def refused_by_affinity(member: Member, node: Node, cluster: Cluster) -> bool:
     terms = member.task.job_affinity.required
     if any(domain_of(node, term.topology) is None for term in terms):
         return True
-    friends = [home for home, other in cluster.living if all(means(term, member, other, cluster) for term in terms)]
+    friends = [home for home, other in cluster.placed if all(means(term, member, other, cluster) for term in terms)]
     if all(any(together(node, home, term.topology) for home in friends) for term in terms):
         return False
     nobody = not any(domain_of(home, term.topology) is not None for home in friends for term in terms)
     return not (nobody and all(means(term, member, member, cluster) for term in terms))
 
 
-def refused_by_anti_affinity(member: Member, node: Node, cluster: World) -> bool:
+def refused_by_anti_affinity(member: Member, node: Node, cluster: Cluster) -> bool:
     return any(
         means(term, member, other, cluster) and together(node, home, term.topology)
         for term in member.task.job_anti_affinity.required
-        for home, other in cluster.living
+        for home, other in cluster.placed
     )
 
 
-def refused_by_residents(member: Member, node: Node, cluster: World) -> bool:
+def refused_by_residents(member: Member, node: Node, cluster: Cluster) -> bool:
     return any(
         means(term, other, member, cluster) and together(node, home, term.topology)
-        for home, other in cluster.living
+        for home, other in cluster.placed
         for term in other.task.job_anti_affinity.required
     )
 
 
-def pull(member: Member, node: Node, cluster: World, hard_weight: int) -> int:
+def pull(member: Member, node: Node, cluster: Cluster, hard_weight: int) -> int:
     total = 0
-    for home, other in cluster.living:
+    for home, other in cluster.placed:
         for sign, wishes in (
             (1, member.task.job_affinity.preferred),
             (-1, member.task.job_anti_affinity.preferred),
@@ -93,18 +93,18 @@ def counts(rule: SpreadRule, member: Member, node: Node) -> bool:
     return not rule.honour_taints or all(any(t.tolerates(taint) for t in task.tolerations) for taint in hard)
 
 
-def living_on(rule: SpreadRule, member: Member, node: Node, cluster: World) -> int:
+def living_on(rule: SpreadRule, member: Member, node: Node, cluster: Cluster) -> int:
     if not rule.selector:
         return 0
     return sum(
         home.name == node.name
         and other.job.project == member.job.project
         and all_match(rule.selector, other.job.labels)
-        for home, other in cluster.living
+        for home, other in cluster.placed
     )
 
 
-def by_domain(rule: SpreadRule, rules: list[SpreadRule], member: Member, cluster: World) -> dict[str, int]:
+def by_domain(rule: SpreadRule, rules: list[SpreadRule], member: Member, cluster: Cluster) -> dict[str, int]:
     out: dict[str, int] = {}
     for node in cluster.nodes:
         if all(domain_of(node, one.topology) is not None for one in rules) and counts(rule, member, node):
@@ -113,7 +113,7 @@ def by_domain(rule: SpreadRule, rules: list[SpreadRule], member: Member, cluster
     return out
 
 
-def refused_by_spread(member: Member, node: Node, cluster: World) -> bool:
+def refused_by_spread(member: Member, node: Node, cluster: Cluster) -> bool:
     rules = [rule for rule in member.task.spread if rule.hard]
     for rule in rules:
         domain = domain_of(node, rule.topology)
@@ -127,7 +127,7 @@ def refused_by_spread(member: Member, node: Node, cluster: World) -> bool:
     return False
 
 
-def spread_points(member: Member, left: list[Node], cluster: World) -> dict[str, int]:
+def spread_points(member: Member, left: list[Node], cluster: Cluster) -> dict[str, int]:
     """0 to 10,000 for each node that is left."""
     rules = [rule for rule in member.task.spread if not rule.hard]
     part = [node for node in left if all(domain_of(node, rule.topology) is not None for rule in rules)]
@@ -149,10 +149,10 @@ def spread_points(member: Member, left: list[Node], cluster: World) -> dict[str,
     return out
 
 
-def port_taken(member: Member, node: Node, cluster: World) -> bool:
+def port_taken(member: Member, node: Node, cluster: Cluster) -> bool:
     return any(
         home.name == node.name and wanted.clashes(held)
-        for home, other in cluster.living
+        for home, other in cluster.placed
         for held in other.task.ports
         for wanted in member.task.ports
     )
