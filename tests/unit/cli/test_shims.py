@@ -1,14 +1,21 @@
-"""Slurm's commands for Hodei: what they send, how they read options, what rows look like. The server is a stub; a real one and
-a real Slurm are in `real/test_slurm_shims` and `real/slurm/test_shims`."""
+"""Commands of Slurm for Hodei: requests, options and rows, with a stub of the server. A real server and a real Slurm are in
+`real/test_slurm_shims` and `real/slurm/test_shims`."""
 
 from __future__ import annotations
 
 import pytest
 
 from hodei.backends.slurm_variables import counts, folded_hosts, folded_numbers, hosts, hosts_in_order
-from hodei.cli.shims import sbatch, squeue
+from hodei.cli.shims import listings, sbatch
 from hodei.cli.shims.__main__ import COMMANDS, main
-from hodei.cli.shims.rows import Refused, Row, full_span, lines, read, span
+from hodei.cli.shims.jobs import (
+    CommandError,
+    JobRow,
+    format_duration,
+    format_full_duration,
+    format_rows,
+    parse_options,
+)
 from unit.cli.stub import job
 
 
@@ -16,8 +23,8 @@ from unit.cli.stub import job
     ("seconds", "short", "full"),
     [(0, "0:00", "00:00:00"), (90, "1:30", "00:01:30"), (3600, "1:00:00", "01:00:00"), (183_600, "2-03:00:00", "2-03:00:00")],
 )  # fmt: skip
-def test_spans_are_written_as_slurm_does(seconds, short, full):
-    assert (span(seconds), full_span(seconds)) == (short, full)
+def test_durations_have_the_format_of_slurm(seconds, short, full):
+    assert (format_duration(seconds), format_full_duration(seconds)) == (short, full)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_scontrol_shows_the_names_in_a_list_of_hosts(text, names, capsys, monkey
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a]", "n[1-999999999]", ",", "n[1-1000][1-1000]", ""])
-def test_what_is_no_list_of_hosts_is_refused(text, capsys, monkeypatch):
+def test_an_invalid_host_list_is_refused(text, capsys, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["scontrol", "show", "hostnames", text])
@@ -87,37 +94,35 @@ def test_numbers_are_folded():
     ],
 )  # fmt: skip
 def test_states_and_reasons_are_slurms(fields, state, reason, code):
-    row = Row(job(1, **{"started_at": "", "exit_code": None, "reason_code": "", **fields}))
+    row = JobRow(job(1, **{"started_at": "", "exit_code": None, "reason_code": "", **fields}))
     assert (f"{row.state} {row.short_state}", row.reason, row.exit_code) == (state, reason, code)
 
 
-def test_columns_are_cut_and_filled():
-    row = Row(job(17, name="a-long-name"))
-    assert list(lines("%.5i|%-x|%4j|%j", squeue.FIELDS, [row], header=True))[1] == "   17|%-x|a-lo|a-long-name"
-    with pytest.raises(Refused, match="%y"):
-        list(lines("%y", squeue.FIELDS, [row], header=False))
-
-
-def test_options_are_read_as_getopt_does():
-    given = read(["-hu", "ada", "--sta=PD,R", "7"], "h/noheader u/user= states=")
-    assert ("noheader" in given, given.get("user"), given.several("states"), given.rest) == (
-        True,
-        "ada",
-        ["PD", "R"],
-        ["7"],
+def test_columns_are_cut_and_padded():
+    row = JobRow(job(17, name="a-long-name"))
+    assert (
+        list(format_rows("%.5i|%-x|%4j|%j", listings.SQUEUE_FIELDS, [row], header=True))[1]
+        == "   17|%-x|a-lo|a-long-name"
     )
-    with pytest.raises(Refused, match="unrecognized option '--nope'"):
-        read(["--nope"], "h/noheader")
+    with pytest.raises(CommandError, match="%y"):
+        list(format_rows("%y", listings.SQUEUE_FIELDS, [row], header=False))
 
 
-def test_options_end_at_the_script_and_the_rest_is_the_scripts():
+def test_options_are_parsed_as_getopt_does():
+    args = parse_options(["-hu", "ada", "--sta=PD,R", "7"], "h/noheader u/user= states=")
+    assert ("noheader" in args, args.get("user"), args.values("states"), args.rest) == (True, "ada", ["PD", "R"], ["7"])
+    with pytest.raises(CommandError, match="unrecognized option '--nope'"):
+        parse_options(["--nope"], "h/noheader")
+
+
+def test_options_end_at_the_script_and_its_arguments_follow():
     options, rest, wrapped = sbatch.split(["-c", "4", "--mem=1G", "job.sh", "-c", "x"])
     assert [(option.name, option.value) for option in options] == [("cpus-per-task", "4"), ("mem", "1G")]
     assert (rest, wrapped) == (["job.sh", "-c", "x"], None)
     assert sbatch.split(["--wrap", "a b", "-n2"])[2] == "a b"
 
 
-def test_variables_of_sbatch_count_before_the_scripts_options_and_behind_the_command_lines(stub, monkeypatch, tmp_path):
+def test_variables_of_sbatch_override_the_script_and_are_overridden_by_the_command_line(stub, monkeypatch, tmp_path):
     stub.on("POST", "/api/v1/jobs", {"ids": [7]})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_TIMELIMIT", "7")
@@ -135,7 +140,7 @@ def test_variables_of_sbatch_count_before_the_scripts_options_and_behind_the_com
     ("options", "code"),
     [("--time=foo", 255), ("--mem=abc", 255), ("-n many", 255), ("-N 0", 255), ("--burst", 255), ("nonsense", 255), ("-H", 1), ("-a x", 1)],
 )  # fmt: skip
-def test_options_that_make_no_sense_end_with_slurms_code(stub, monkeypatch, tmp_path, options, code):
+def test_invalid_options_exit_with_the_code_of_slurm(stub, monkeypatch, tmp_path, options, code):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\n#SBATCH {options}\ntrue\n")
     with pytest.raises(SystemExit) as ended:
@@ -145,21 +150,21 @@ def test_options_that_make_no_sense_end_with_slurms_code(stub, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"]])
-def test_a_command_that_there_is_not_is_refused(words):
+def test_an_unknown_command_is_refused(words):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code
 
 
 @pytest.mark.parametrize("name", ["squeue", "scancel", "sacct", "scontrol", "sinfo", "srun", "sbatch"])
-def test_options_that_are_not_known_are_refused(name, capsys):
+def test_unknown_options_are_refused(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--no-such-option"])
     assert ended.value.code == (255 if name in ("srun", "sbatch") else 1)
     assert capsys.readouterr().err.startswith(f"{name}: ")
 
 
-def test_srun_refuses_a_whole_node_outside_of_a_job(monkeypatch, capsys):
+def test_srun_refuses_exclusive_outside_of_a_job(monkeypatch, capsys):
     monkeypatch.delenv("HODEI_JOB_ID", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["srun", "--exclusive", "true"])
@@ -168,7 +173,7 @@ def test_srun_refuses_a_whole_node_outside_of_a_job(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_shim_says_what_it_is(name: str, capsys):
+def test_every_shim_has_help_and_version(name: str, capsys):
     for word, lines_said in (("--version", 1), ("-V", 1), ("--help", 2), ("--usage", 2)):
         with pytest.raises(SystemExit) as ended:
             main([name, word])

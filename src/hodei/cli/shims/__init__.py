@@ -1,5 +1,5 @@
-"""Slurm's commands as far as fingers and scripts know them, for Hodei: `python -m hodei.cli.shims sbatch …`.
+"""Commands of Slurm for Hodei: `python -m hodei.cli.shims sbatch …`.
 
-Each reads its options as Slurm does, asks the server, and prints Slurm's columns with Slurm's exit codes. Options that are not
-known are refused, not ignored. What a real Slurm prints is compared in `tests/real/slurm/test_shims.py`.
+Each parses its options as Slurm does, calls the server, and prints Slurm's columns with Slurm's exit codes. Unknown options are
+refused, not ignored. `tests/real/slurm/test_shims.py` compares them with a real Slurm.
 """
