@@ -20,7 +20,7 @@ from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.job import Job, JobSpec, TaskSpec
 from hodei.model.resources import CPU
 from hodei.sim.policies import policy
-from hodei.sim.traces.workload import machine
+from hodei.sim.traces.workload import uniform_nodes
 from hodei.wiring import make_controller
 
 DEPTHS = (100, 1_000, 10_000, 100_000)
@@ -36,7 +36,7 @@ class _Pool:
         self._running: list[tuple[int, str]] = []
         self._last = 0
         self._now_ms = 0
-        self._step([NodeJoined(node) for node in machine(_PROCS)])
+        self._step([NodeJoined(node) for node in uniform_nodes(_PROCS)])
 
     def submit(self, count: int) -> None:
         self._step([JobSubmitted(self._job()) for _ in range(count)])

@@ -8,7 +8,7 @@ from hodei.sim.driver import Simulation
 from hodei.sim.metrics import Result
 from hodei.sim.policies import policy
 from hodei.sim.traces import Workload
-from hodei.sim.traces.workload import Arrival, Shapes, machine, ordered
+from hodei.sim.traces.workload import Arrival, JobSizes, SpecCache, sort_arrivals, uniform_nodes
 from hodei.wiring import make_controller
 from sim.reference import Job
 
@@ -21,17 +21,12 @@ def run(workload: Workload, name: str) -> Result:
 
 
 def pool(jobs: list[Job], procs: int) -> Workload:
-    shapes = Shapes()
-    arrivals = [
-        Arrival(
-            job.submit * 1000,
-            job.id,
-            shapes.spec(job.procs, name="job", user="", project="default", estimate_ms=job.estimate * 1000),
-            job.run * 1000,
-        )
-        for job in jobs
-    ]
-    return Workload("pool", ordered(arrivals), machine(procs))
+    sizes, specs, arrivals = JobSizes(), SpecCache(), []
+    for job in jobs:
+        estimate_ms = job.estimate * 1000
+        spec = specs.spec(sizes.tasks(job.procs), name="job", user="", project="default", estimate_ms=estimate_ms)
+        arrivals.append(Arrival(job.submit * 1000, job.id, spec, job.run * 1000))
+    return Workload("pool", sort_arrivals(arrivals), uniform_nodes(procs))
 
 
 def waits_s(result: Result) -> dict[int, float]:

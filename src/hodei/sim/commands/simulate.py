@@ -22,7 +22,7 @@ from hodei.sim.driver import OnProgress, Simulation
 from hodei.sim.metrics import Result
 from hodei.sim.policies import policy
 from hodei.sim.traces import Workload, open_workload
-from hodei.sim.traces.workload import BACKEND, WHOLE, Estimates, machine
+from hodei.sim.traces.workload import BACKEND, WHOLE, Estimates, uniform_nodes
 from hodei.wiring import instant_node, make_controller, node_offer
 
 EstimateSource = Literal["user", "actual", "learned"]
@@ -158,7 +158,7 @@ def _short_cluster(text: str, count: int, cpus: int, memory: str) -> list[Node]:
     if not 1 <= count <= MAX_NODES or not 1 <= cpus <= 1_000_000:
         raise InvalidInput(f"invalid cluster {text!r}", hint="write it like 100x64: nodes, then cores of each")
     per_cpu = parse_quantity(memory) // cpus if memory else _MEMORY_PER_CPU
-    return machine(count * cpus, per_node=cpus, more={MEMORY: per_cpu})
+    return uniform_nodes(count * cpus, per_node=cpus, per_unit={MEMORY: per_cpu})
 
 
 def _read_groups(path: Path) -> list[NodeGroup]:

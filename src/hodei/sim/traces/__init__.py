@@ -1,4 +1,4 @@
-"""WORKLOADS: what the simulator is fed with. One file reads one form of trace; `open_workload` chooses among them."""
+"""Workloads for the simulator. Each module reads one kind of trace or generates one; `open_workload` chooses among them."""
 
 from hodei.sim.traces.open import open_workload
 from hodei.sim.traces.workload import Arrival, Workload

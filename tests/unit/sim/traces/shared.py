@@ -1,4 +1,4 @@
-"""Where the real traces lie, for tests that step against them; a clone of the project alone does not have them."""
+"""The folder of real traces, which are not part of the repository."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from pathlib import Path
 import pytest
 
 TRACES = Path(__file__).parents[5] / "shared" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces are not here")
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces are missing")

@@ -81,19 +81,19 @@ def test_what_the_log_does_not_tell_is_filled_in_and_counted(tmp_path: Path) -> 
     assert [(job.id, job.run_ms) for job in workload.arrivals] == [(1, 30_000), (3, 30_000), (4, 5000)]
     assert sorted(workload.notes) == [
         "1 jobs were cancelled before they ended: dropped",
-        "1 jobs were there before the log began: they arrive at its start",
-        "1 nodes were lost: here they stay",
-        "2 jobs have no end in the log: their estimate, else the median run time, is taken",
+        "1 jobs existed before the log: they arrive at its start",
+        "1 nodes were lost: they are kept",
+        "2 jobs have no end in the log: their estimate, else the median run time, is used",
         "2 jobs have no estimate",
     ]  # fmt: skip
 
 
-def test_the_last_words_of_a_killed_server_are_left_out(tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_killed_server_is_skipped(tmp_path: Path) -> None:
     path = a_log(tmp_path / "log", (0, [JobSubmitted(a_job(1, estimate_ms=1))], []))
     path.write_bytes(path.read_bytes() + b'{"now": 17')
     workload = open_workload(path)
     assert len(workload.arrivals) == 1
-    assert "1 line at the end was cut off: left out" in workload.notes
+    assert "1 line at the end was cut off: skipped" in workload.notes
 
 
 def test_a_damaged_line_is_shown_with_its_number(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hodei.model.job import TaskSpec
 from hodei.model.resources import Resources
 from hodei.sim.traces import Workload, open_workload
 from hodei.sim.traces.generate import ALL, Lublin, gamma_cdf
-from hodei.sim.traces.workload import Shapes
+from hodei.sim.traces.workload import JobSizes
 from unit.sim.traces.shared import TRACES, needs_traces
 
 SPECS = [
@@ -116,7 +116,7 @@ def test_the_gamma_distribution(x: float, alpha: float, beta: float, expected: f
 def test_lublins_own_program_and_ours_draw_from_the_same_distributions() -> None:
     """Means over ten thousand jobs of his, with 256 processors, and of ours; the spread over seeds is below the bound."""
     published = list(open_workload(TRACES / "lublin-256" / "lublin_256.swf.gz").arrivals)
-    model, rng = Lublin("job", ALL, 256, 1, Shapes(), "user"), Random(1)
+    model, rng = Lublin("job", ALL, 256, 1, JobSizes(), "user"), Random(1)
     sizes = [model.size(rng) for _ in range(10_000)]
     runs = [model.run_s(rng, size) for size in sizes]
     gaps = [model.gap_s(rng) for _ in range(10_000)]

@@ -1,4 +1,4 @@
-"""Which reader a trace gets, and what is said when there is none."""
+"""The choice of a reader, and the errors if there is none."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from hodei.sim.traces import open_workload
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        pytest.param("hello, world\n", "not a trace that is known; it begins with 'hello, world'", id="some text"),
+        pytest.param("hello, world\n", "not a known trace; it begins with 'hello, world'", id="some text"),
         pytest.param("", "it is empty", id="nothing"),
-        pytest.param("; only\n; comments\n", "has no job that can be run", id="only comments"),
+        pytest.param("; only\n; comments\n", "has no job to run", id="only comments"),
         pytest.param("sn,cpu_milli,memory_mib,gpu,model\n", "lists nodes, not jobs", id="nodes without pods"),
         pytest.param('{"hodei_decision_log": 99}\n', "is of format 99", id="a log from the future"),
     ],
 )
-def test_a_file_that_cannot_be_replayed_says_why(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_cannot_be_read_is_refused_with_a_reason(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
-    with pytest.raises(InvalidInput, match=told) as found:
+    with pytest.raises(InvalidInput, match=message) as found:
         open_workload(path)
     assert found.value.hint
 
 
-def test_a_name_alone_does_not_make_swf_of_a_file(tmp_path: Path) -> None:
+def test_the_file_name_alone_does_not_decide_for_swf(tmp_path: Path) -> None:
     path = tmp_path / "page.swf"
     path.write_text("<html>not found</html>\n")
     with pytest.raises(InvalidInput, match="this is not SWF"):
@@ -36,12 +36,12 @@ def test_a_name_alone_does_not_make_swf_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         pytest.param("no/such.swf", "there is no trace no/such.swf", id="no such file"),
-        pytest.param("a.csv,b.csv,c.csv", "3 files are given", id="three files"),
+        pytest.param("a.csv,b.csv,c.csv", "3 files are given, not 2", id="three files"),
         pytest.param("generate:weather", "no generator 'weather'", id="no such generator"),
-        pytest.param("generate:ci?jbos=3", "does not know the option jbos", id="a slip in an option"),
+        pytest.param("generate:ci?jbos=3", "has no option jbos", id="a slip in an option"),
         pytest.param("generate:ci?jobs=many", "jobs is 'many'", id="not a number"),
         pytest.param("generate:ci?jobs=0", "jobs is '0'", id="too few"),
         pytest.param("generate:ci?load=-1", "load is '-1'", id="a load below nothing"),
@@ -50,13 +50,13 @@ def test_a_name_alone_does_not_make_swf_of_a_file(tmp_path: Path) -> None:
         pytest.param("generate:lublin?types=three", "types is 'three'", id="not a choice"),
     ],
 )
-def test_a_wrong_name_says_what_is_wrong_and_what_would_be_right(spec: str, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as found:
+def test_a_wrong_trace_or_option_is_refused_with_a_hint(spec: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as found:
         open_workload(spec)
     assert found.value.hint
 
 
-def test_a_folder_without_traces_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="a folder without openb_pod_list"):
         open_workload(tmp_path)
 
@@ -66,10 +66,10 @@ def test_the_machine_has_at_least_one_processor() -> None:
         open_workload("generate:lublin", procs=0)
 
 
-def test_options_of_one_reader_are_not_those_of_another(tmp_path: Path) -> None:
+def test_an_option_of_another_reader_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.swf"
     path.write_text("1 0 -1 60 4\n")
-    with pytest.raises(InvalidInput, match="does not know the option days") as found:
+    with pytest.raises(InvalidInput, match="has no option days") as found:
         open_workload(f"{path}?days=3")
     assert "first, jobs" in found.value.hint
 
@@ -82,11 +82,11 @@ def test_a_window_past_the_end_of_a_trace_is_refused(tmp_path: Path) -> None:
     assert "0 to 1" in found.value.hint
     part = open_workload(f"{path}?first=1&jobs=5")
     assert [job.id for job in part.arrivals] == [2]
-    assert part.notes[-1] == "only jobs 1 to 1 of 2, counted from 0; 5 were asked for"
+    assert part.notes[-1] == "only jobs 1 to 1 of 2, counted from 0; 5 were requested"
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         pytest.param("id,submit_s,run_s,procs", "has no column requested_s", id="a table of jobs"),
         pytest.param("id,submit_s,run_time,requested_s,cores", "has no columns run_s, procs", id="two are missing"),
@@ -96,16 +96,16 @@ def test_a_window_past_the_end_of_a_trace_is_refused(tmp_path: Path) -> None:
         pytest.param("kind,repo,name,cpu_request,mem_request,interval,cron,timeout", "minimum_interval", id="Prow"),
     ],
 )
-def test_a_column_that_is_missing_is_named(tmp_path: Path, columns: str, told: str) -> None:
+def test_missing_columns_are_named(tmp_path: Path, columns: str, message: str) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text(f"{columns}\n")
-    with pytest.raises(InvalidInput, match=told) as found:
+    with pytest.raises(InvalidInput, match=message) as found:
         open_workload(path, procs=10)
     assert columns.replace(",", ", ") in found.value.hint
 
 
-def test_a_table_that_is_like_none_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_table_of_unknown_columns_is_not_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("name,kind,street,town\n")
-    with pytest.raises(InvalidInput, match="not a trace that is known"):
+    with pytest.raises(InvalidInput, match="not a known trace"):
         open_workload(path)

@@ -38,7 +38,7 @@ def test_openb_nodes_have_gpus_in_thousandths_and_their_model(openb: Path) -> No
     assert (second.gpu_type, second.labels) == ("P100", {"gpu-model": "P100"})
 
 
-def test_openb_pods_ask_for_parts_of_gpus_and_for_models(openb: Path) -> None:
+def test_openb_pods_request_parts_of_gpus_and_models(openb: Path) -> None:
     jobs = {job.id: job for job in open_workload(openb).arrivals}
     part, gang, one, none = (jobs[id].spec.tasks[0] for id in (1, 2, 3, 4))
     assert (part.request["gpu"], gang.request["gpu"], one.request["gpu"]) == (460, 8000, 1000)
@@ -53,8 +53,8 @@ def test_openb_pods_arrive_when_created_and_run_from_when_they_were_placed(openb
     assert [(job.id, job.at_ms, job.run_ms) for job in workload.arrivals] == [
         (2, 50_000, 30_000), (3, 70_000, 1000), (4, 80_000, 10_000), (1, 100_000, 50_000),
     ]  # fmt: skip
-    assert "1 of 4 pods were never placed: run from creation to deletion" in workload.notes
-    assert "1 of 4 pods without a run time: one second is taken" in workload.notes
+    assert "1 of 4 pods were never placed: they run from creation to deletion" in workload.notes
+    assert "1 of 4 pods without a run time: one second is used" in workload.notes
 
 
 def test_openb_is_read_from_a_folder_a_pod_list_or_a_pair(openb: Path) -> None:
@@ -82,10 +82,10 @@ def test_openb_lists_without_models_and_parts_of_gpus_are_read(tmp_path: Path) -
     ]  # fmt: skip
     [node] = workload.nodes
     assert (node.capacity["gpu"], node.gpu_type, node.labels) == (2000, "", {})
-    assert "2 of 2 pods do not say what part of a GPU they ask for: whole ones are taken" in workload.notes
+    assert "2 of 2 pods do not state which part of a GPU they request: whole ones are used" in workload.notes
 
 
-def test_openb_pods_need_no_list_of_models(openb: Path) -> None:
+def test_openb_pods_may_lack_the_column_of_models(openb: Path) -> None:
     pods = openb / "openb_pod_list_default.csv"
     rows = [line.split(",") for line in pods.read_text().splitlines()]
     pods.write_text("".join(",".join(row[:5] + row[6:]) + "\n" for row in rows))
@@ -124,7 +124,7 @@ def test_philly_jobs_of_many_gpus_are_gangs_of_at_most_a_node_each(tmp_path: Pat
     assert "1 jobs without a run time: dropped" in workload.notes
 
 
-def test_a_wrong_time_in_philly_is_shown_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_time_in_philly_is_reported_with_its_line(tmp_path: Path) -> None:
     (path := tmp_path / "p.csv").write_text(PHILLY + "yesterday,1.0,1,1.0,a\n")
     with pytest.raises(InvalidInput, match="line 6: timestamp is 'yesterday'"):
         open_workload(path)
@@ -156,20 +156,25 @@ def test_prow_periodics_come_by_interval_and_by_cron_and_pushes_bring_all_jobs_a
     assert by_name["unit"] == by_name["lint"]
     assert len(by_name["unit"]) == 10
     assert [node.capacity for node in workload.nodes] == [{"cpu": 8000, "memory": 32 * 2**30}]
-    assert "1 of 4 definitions without a cpu or memory request: one cpu, one Gi is taken" in workload.notes
+    assert "1 of 4 definitions without a cpu or memory request: one cpu, one Gi is used" in workload.notes
 
 
-def test_prow_is_the_same_for_the_same_seed_and_another_for_another(tmp_path: Path) -> None:
+def test_prow_depends_on_the_seed_alone(tmp_path: Path) -> None:
     (path := tmp_path / "prow.csv").write_text(PROW)
     first, again, other = (list(open_workload(f"{path}?seed={seed}").arrivals) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_a_wrong_cron_line_is_shown_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_cron_schedule_is_reported_with_its_line(tmp_path: Path) -> None:
     (path := tmp_path / "prow.csv").write_text(PROW_COLUMNS + "periodics,,a,1,1Gi,,,,every day,,,,,,c,f\n")
     with pytest.raises(InvalidInput, match="line 2: 'every day' is not a schedule"):
         open_workload(path)
+
+
+def test_a_prow_job_scheduled_for_a_date_that_never_comes_never_arrives(tmp_path: Path) -> None:
+    (path := tmp_path / "prow.csv").write_text(PROW + "periodics,,off,1,1Gi,,,,0 0 31 2 *,,,,,,c,f\n")
+    assert "off" not in {job.spec.name for job in open_workload(f"{path}?days=60").arrivals}
 
 
 @needs_traces

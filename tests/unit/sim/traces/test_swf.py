@@ -35,7 +35,7 @@ def test_a_job_of_swf_is_one_member_with_all_its_processors(tmp_path: Path) -> N
     assert (task.count, task.request) == (1, {"cpu": 4000})
     [node] = workload.nodes
     assert node.capacity == {"cpu": 100_000}
-    assert workload.notes == ["100 processors, as the header's MaxProcs says"]
+    assert workload.notes == ["100 processors, from MaxProcs of the header"]
 
 
 def test_nodes_may_be_smaller_than_the_machine_and_then_large_jobs_are_gangs(tmp_path: Path) -> None:
@@ -59,14 +59,14 @@ def test_equal_jobs_share_one_spec(tmp_path: Path) -> None:
         pytest.param(line(1, req=101), 0, "larger than the machine", id="larger than the machine"),
         pytest.param(line(1, run=0), 0, "without a run time", id="no run time"),
         pytest.param(line(1, run=-1), 0, "without a run time", id="unknown run time"),
-        pytest.param(line(1, submit=-1), 0, "before the trace's start", id="unknown submit time"),
+        pytest.param(line(1, submit=-1), 0, "before the start of the trace", id="unknown submit time"),
         pytest.param(line(1, req=-1, alloc=-1), 0, "without a number of processors", id="no processors"),
-        pytest.param(line(1, req=-1), 1, "those allocated are taken", id="requested processors copied"),
+        pytest.param(line(1, req=-1), 1, "the allocated ones are used", id="requested processors copied"),
         pytest.param(line(1, alloc=-1), 1, "", id="allocated processors are not needed"),
-        pytest.param(line(1, run=500), 1, "cut to what they asked for", id="ran too long"),
+        pytest.param(line(1, run=500), 1, "cut to the requested time", id="ran too long"),
         pytest.param(line(1, req_time=-1), 0, "where others have one: dropped", id="no requested time"),
         pytest.param("1 0 -1 60 4\n", 0, "fewer than 18 numbers", id="cut off behind the processors"),
-        pytest.param("1 0 -1\n", 0, "fewer than 5 numbers left out", id="cut off before that"),
+        pytest.param("1 0 -1\n", 0, "fewer than 5 numbers: skipped", id="cut off before that"),
         pytest.param("\n   \n; Note: late\n", 0, "", id="empty lines and late comments"),
     ],
 )
@@ -84,16 +84,16 @@ def test_without_any_requested_times_the_run_time_is_the_estimate(tmp_path: Path
     assert "no job has a requested time" in workload.notes[0]
 
 
-def test_estimates_can_be_those_of_someone_who_knows(tmp_path: Path) -> None:
+def test_estimates_can_be_the_actual_run_times(tmp_path: Path) -> None:
     [job] = open_workload(a_file(tmp_path, line(1)), estimates="actual").arrivals
     assert job.spec.estimate_ms == job.run_ms == 60_000
 
 
-def test_jobs_come_in_order_and_no_id_twice(tmp_path: Path) -> None:
+def test_jobs_are_sorted_and_repeated_ids_replaced(tmp_path: Path) -> None:
     workload = open_workload(a_file(tmp_path, line(5, 20) + line(6, 10) + line(6, 10)))
     assert [(job.at_ms, job.id) for job in workload.arrivals] == [(10_000, 6), (10_000, 7), (20_000, 5)]
     assert "2 of 3 jobs not in order of submission: sorted" in workload.notes
-    assert "1 of 3 jobs with the id of another job: a new id is given" in workload.notes
+    assert "1 of 3 jobs with the id of another job: a new id is assigned" in workload.notes
 
 
 def test_fractions_of_seconds_are_kept(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_is_not_a_number_is_shown_with_its_line(tmp_path: Path) -> None:
 def test_a_packed_file_that_was_cut_short_is_told_as_that(tmp_path: Path) -> None:
     path = tmp_path / "a.swf.gz"
     path.write_bytes(gzip.compress("".join(line(id) for id in range(500)).encode())[:-40])
-    with pytest.raises(InvalidInput, match="cut short or damaged"):
+    with pytest.raises(InvalidInput, match="truncated or damaged"):
         open_workload(path)
 
 
@@ -138,7 +138,7 @@ def test_waits_and_users_may_be_missing(tmp_path: Path) -> None:
     workload = open_workload(a_file(tmp_path, "id,submit_s,run_s,requested_s,procs\n1,0,5,5,1\n", "g.csv"))
     assert workload.extra == {}
     assert workload.nodes == []
-    assert "how large the machine is" in workload.notes[0]
+    assert "the size of the machine" in workload.notes[0]
 
 
 @pytest.mark.parametrize(
