@@ -174,9 +174,9 @@ def _parse(argv: list[str]) -> tuple[tuple[Option, ...], bool, list[str]]:
 
 
 class _StepPart(NamedTuple):
-    """The tasks of a step that this member starts: `count` of `total`, from rank `first` on."""
+    """The tasks of a step that this member starts: `tasks` of `total`, from rank `first` on."""
 
-    count: int
+    tasks: int
     first: int
     total: int
 
@@ -213,10 +213,10 @@ def _run_step(options: dict[str, str], label: bool, command: list[str]) -> int:
     files = StepFiles(options, env, shared=int(env.get("HODEI_WORLD_SIZE", "1")) > 1)
     threads, running = list[threading.Thread](), list[tuple[int, subprocess.Popen[bytes]]]()
     # As in Slurm, all tasks get the standard input; a single one reads it directly.
-    copy_input = part.count > 1 and "input" not in options and not os.isatty(0)
+    copy_input = part.tasks > 1 and "input" not in options and not os.isatty(0)
     # On a node with other members of the job, their tasks come first.
     first_local = int(env.get("SLURM_LOCALID", "0")) if not ("ntasks" in options or "nodes" in options) else 0
-    for local in range(part.count):
+    for local in range(part.tasks):
         rank = part.first + local
         task_env = {
             **env, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_PROCID": str(rank),

@@ -80,8 +80,8 @@ def test_what_the_log_does_not_tell_is_filled_in_and_counted(tmp_path: Path) -> 
     workload = open_workload(path)
     assert [(job.id, job.run_ms) for job in workload.arrivals] == [(1, 30_000), (3, 30_000), (4, 5000)]
     assert sorted(workload.notes) == [
-        "1 jobs were cancelled before they ended: dropped",
         "1 jobs existed before the log: they arrive at its start",
+        "1 jobs were cancelled before they ended: dropped",
         "1 nodes were lost: they are kept",
         "2 jobs have no end in the log: their estimate, else the median run time, is used",
         "2 jobs have no estimate",
