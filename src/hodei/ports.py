@@ -1,4 +1,4 @@
-"""Contracts between the scheduler and the systems around it. An implementation passes its suite in `hodei.testing`."""
+"""Contracts between the scheduler and the systems around it. Every implementation passes its suite in `hodei.testing`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Stream = Literal["stdout", "stderr"]
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Milliseconds since the epoch. Goes back within one process only if the machine's clock was set back by more
-        than some seconds."""
+        """Milliseconds since the epoch. It goes back within a process only if the machine's clock was set back by more
+        than a few seconds."""
         ...
 
 
@@ -35,19 +35,19 @@ class Clock(Protocol):
 
 
 class Estimator(Protocol):
-    """Says how long jobs run. Pure: the same answers to the same questions after the same lessons, and no I/O.
+    """Estimates run times. Pure: the same answers after the same samples, no I/O.
 
-    `learns`: whether the past is of use to it; if so it is told at start-up what the store remembers.
+    `learns`: whether it uses past runs; if so it gets the stored samples at start-up.
     """
 
     learns: bool
 
     def estimate(self, spec: JobSpec) -> Estimate:
-        """Before the job starts, each time it enters a line. `expected_ms` is never above `limit_ms` if that is known."""
+        """Called before the job starts, each time it is queued. `expected_ms` never exceeds a known `limit_ms`."""
         ...
 
     def learn(self, ran: RuntimeSample) -> None:
-        """A job has come to its own end."""
+        """A job ended by itself."""
         ...
 
 
@@ -55,7 +55,7 @@ class Estimator(Protocol):
 
 
 class Opened(Struct, frozen=True):
-    """What a store says when it is opened for writing."""
+    """The result of opening a store for writing."""
 
     installation: str
     epoch: int
@@ -64,7 +64,7 @@ class Opened(Struct, frozen=True):
 
 
 class JobQuery(Struct, frozen=True):
-    """Newest first. `after` is the id of the last job of the page before (exclusive)."""
+    """Newest first. `after`: the id of the last job of the previous page (exclusive)."""
 
     states: tuple[str, ...] = ()
     project: str = ""
@@ -82,7 +82,7 @@ RunKey = tuple[int, int, int]
 
 
 class NodeRunsQuery(Struct, frozen=True):
-    """`after`: the `next_after` of the page before."""
+    """`after`: the `next_after` of the previous page."""
 
     node: NodeName
     since_ms: int = 0
@@ -92,7 +92,7 @@ class NodeRunsQuery(Struct, frozen=True):
 
 
 class NodeRunsPage(Struct, frozen=True):
-    """`next_after` is None at the end. A page may be short, even empty, and not be the last."""
+    """`next_after` is None at the end. A page may be short or even empty without being the last."""
 
     runs: list[Run]
     next_after: RunKey | None = None
@@ -104,26 +104,26 @@ class JobPage(Struct, frozen=True):
 
 
 def lost_key(key: str) -> SaveKey:
-    """What is known of an idempotency key whose record is damaged: that it was used."""
+    """An idempotency key that was used, but whose record is damaged."""
     return SaveKey(key, "", (), 0)
 
 
 class History(Protocol):
-    """Jobs, runs and events as they were committed. Calls block; they may run beside a commit, from any thread, and see
+    """Committed jobs, runs and events. Calls block; they may run concurrently with a commit, from any thread, and see
     every commit that has returned."""
 
     def states_between(self, first: JobId, last: JobId) -> dict[str, int]:
-        """How many of the jobs from `first` to `last` stand in each state; states without any are left out."""
+        """Number of jobs per state among the ids `first` to `last`; states without jobs are absent."""
         ...
 
     def job(self, job: JobId) -> Job | None: ...
 
     def jobs(self, query: JobQuery) -> JobPage:
-        """One page by keyset, newest first; cost does not grow with the pages before it."""
+        """One page by keyset, newest first; the cost does not depend on the number of earlier pages."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """How many jobs stand in each state; cheap at any size."""
+        """Number of jobs per state; cheap at any size."""
         ...
 
     def runs(self, job: JobId) -> list[Run]:
@@ -133,7 +133,7 @@ class History(Protocol):
     def run(self, run: RunId) -> Run | None: ...
 
     def runs_on(self, query: NodeRunsQuery) -> NodeRunsPage:
-        """One page of the runs that held room on a node in a span of time, the newest job first."""
+        """One page of the runs that held capacity on a node in a time range, newest job first."""
         ...
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
@@ -141,11 +141,11 @@ class History(Protocol):
         ...
 
     def dependents(self, awaited: Sequence[JobId], limit: int = 10_000) -> list[tuple[JobId, JobId]]:
-        """Which jobs wait, or waited, for these: (awaited, who waits), in this order, up to `limit` of them."""
+        """The jobs that wait or waited for these, as (awaited, dependent) in this order, up to `limit`."""
         ...
 
     def key(self, key: str) -> SaveKey | None:
-        """`lost_key` if it was used, and nobody can tell for what any more."""
+        """`lost_key` if the key was used but its record is damaged."""
         ...
 
     def note(self, name: str) -> str:
@@ -154,14 +154,14 @@ class History(Protocol):
 
 
 class Audit(Protocol):
-    """Who did what, kept apart from jobs and for a time of its own."""
+    """The audit log, with its own retention."""
 
     def audit(self, query: AuditQuery) -> list[AuditEntry]:
-        """Rows in the order of the query; each row has its own `seq`, later rows higher ones."""
+        """Entries in the order of the query. Every entry has its own `seq`, growing with time."""
         ...
 
     def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
-        """Forget up to `limit` of the oldest rows of the audit, if older than that; how many. Counts as a commit."""
+        """Delete up to `limit` of the oldest entries from before that time; returns how many. Counts as a commit."""
         ...
 
 
@@ -199,41 +199,42 @@ class DamagedRecords(Protocol):
 
 
 class Store(History, Audit, DamagedRecords, Protocol):
-    """Durable state. Calls block; the runtime makes them from threads of its own.
+    """Durable state. Calls block; the runtime makes them from its own threads.
 
-    `commit` is called by one writer at a time. Unreachable or full storage raises Unavailable; nothing was changed then.
+    `commit` is called by one writer at a time. Unreachable or full storage raises Unavailable and changes nothing.
     """
 
     def open(self) -> Opened:
-        """Bring the schema up to date and take the next epoch: every older writer is shut out from now on.
-        A schema newer than this program is refused with InvalidInput; nothing was changed then."""
+        """Migrate the schema and take the next epoch, which fences off every earlier writer. InvalidInput, without any
+        change, if the schema is newer than this program."""
         ...
 
     def commit(self, saves: Sequence[Save]) -> None:
-        """All or nothing, durable when it returns (power loss included), in the order given.
-        StaleEpoch if another writer has opened the store since."""
+        """All or nothing, in the given order, durable on return (also against power loss). StaleEpoch if another writer
+        has opened the store since."""
         ...
 
     def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
-        """Every job that has not ended, in order of id, with the runs since its `first_attempt`."""
+        """Every job that has not ended, by id, with the runs since its `first_attempt`."""
         ...
 
     def overrides(self) -> list[NodeOverrides]: ...
 
     def reservations(self) -> list[Reservation]:
-        """Every reservation that is not over, by name."""
+        """Every reservation that has not ended, by name."""
         ...
 
     def usage(self) -> list[UsageRow]:
-        """All that accounts have used, by path, resource and time; rows whose amount became 0 are gone."""
+        """Usage of all accounts by path, resource and time; rows whose amount became 0 are deleted."""
         ...
 
     def periodics(self) -> list[Periodic]:
-        """Every periodic job that was not removed, by name."""
+        """Every periodic job that was not deleted, by name."""
         ...
 
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
-        """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""
+        """Delete up to `limit` jobs that ended before that time, with their runs and events; returns their ids. Counts
+        as a commit."""
         ...
 
     def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
@@ -242,7 +243,7 @@ class Store(History, Audit, DamagedRecords, Protocol):
         ...
 
     def shrink(self, limit: int) -> int:
-        """Give up to `limit` pieces of room that is not needed any more back to the system; how many."""
+        """Return up to `limit` pieces of unused space to the system; returns how many."""
         ...
 
     def check_room(self) -> None:
@@ -250,7 +251,7 @@ class Store(History, Audit, DamagedRecords, Protocol):
         ...
 
     def check(self) -> list[tuple[str, bool, str]]:
-        """For `doctor`: (what was checked, is it well, what was found)."""
+        """For `doctor`: (what was checked, whether it is healthy, what was found)."""
         ...
 
     def close(self) -> None: ...
@@ -259,19 +260,19 @@ class Store(History, Audit, DamagedRecords, Protocol):
 # -------------------------------------------------------------------------------------------- backend
 
 
-# Verbs that not every system has. `capabilities` says which a backend has; it refuses the others with BackendRefused.
+# Optional capabilities. `capabilities` lists those of a backend; it refuses calls of the others with BackendRefused.
 
 
 class GangReserver(Protocol):
     """`capabilities.reserve`."""
 
     async def reserve(self, orders: Sequence[Start]) -> None:
-        """Set aside what these runs will need, for all or for none: the first half of starting a gang. Lapses by itself if
-        neither `start` nor `unreserve` follows. Idempotent. BackendError: there is no room now."""
+        """Reserve capacity for all of these runs or for none: the first half of starting a gang. Expires by itself
+        unless `start` or `unreserve` follows. Idempotent. BackendError: no capacity now."""
         ...
 
     async def unreserve(self, runs: Sequence[RunId]) -> None:
-        """Give back what was set aside; what has started meanwhile, or is unknown, is left alone."""
+        """Release reserved capacity; runs that have started meanwhile, and unknown ones, are not affected."""
         ...
 
 
@@ -279,13 +280,13 @@ class Executor(Protocol):
     """`capabilities.execute` and `node_execute`."""
 
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
-        """Run a command beside a running run, where it is and as whom it is. The words reach the program as they are, no
-        shell reads them. NotFound if it does not run."""
+        """Run a command in the environment and as the user of a running run. Arguments are passed unchanged, without a
+        shell. NotFound if the run is not running."""
         ...
 
     async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> ExecResult:
-        """Run a command on a node, beside all runs, for an operator; as whom is the backend's to say. The words reach the
-        program as they are, no shell reads them. NotFound if there is no such node."""
+        """Run a command on a node, outside any run, for an operator; the backend decides as which user. Arguments are
+        passed unchanged, without a shell. NotFound if there is no such node."""
         ...
 
 
@@ -293,7 +294,7 @@ class UsageReporter(Protocol):
     """`capabilities.usage`."""
 
     async def usage(self) -> dict[NodeName, NodeUsage]:
-        """What is used on the nodes now; nodes that nobody measured are left out."""
+        """Current usage of the nodes; nodes without a measurement are absent."""
         ...
 
 
@@ -301,11 +302,11 @@ class Suspender(Protocol):
     """`capabilities.suspend`."""
 
     async def suspend(self, runs: Sequence[RunId]) -> None:
-        """Freeze these runs in their places; they keep what they have. Idempotent; unknown and ended runs are ignored."""
+        """Pause these runs in place; they keep their resources. Idempotent; unknown and ended runs are ignored."""
         ...
 
     async def resume(self, runs: Sequence[RunId]) -> None:
-        """Let frozen runs go on. Idempotent; others are ignored."""
+        """Continue paused runs. Idempotent; others are ignored."""
         ...
 
 
@@ -313,20 +314,21 @@ class StartForecaster(Protocol):
     """`capabilities.expects`."""
 
     async def expected(self) -> dict[RunId, int]:
-        """When those that wait in the system's own line will begin, in ms since the epoch, as far as it can tell."""
+        """Expected start times of runs in the backend's own queue, in ms since the epoch, as far as it knows them."""
         ...
 
 
 class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster, Protocol):
-    """Runs things. Several of one kind may exist; each is known by `name`, which is not the kind's.
+    """Runs jobs. There may be several backends of one kind; `name` identifies each.
 
-    BackendError: nothing was done, asking again may help. With the code NOT_REACHED the other side was out of reach: nothing
-    of the call arrived (starts may then be placed elsewhere, and do not count as attempts). With the code IN_DOUBT it is
-    unknown whether it was done. BackendRefused: asking again never helps. Any other exception is a bug.
-    Nothing is done before `open`; calls may come at the same time, and each ends by itself within a minute (but for
-    `observe` and `nodes_changed`, which wait), however dead the other side is: the caller gives up on it then.
-    Secrets (values in a task's `env`) are never put on a command line, in a log or in an error.
-    `hodei.backends.base.BaseBackend` has a default for all that `capabilities` may leave out.
+    BackendError: nothing was done, a retry may succeed. With the code NOT_REACHED the connection failed and nothing of
+    the call arrived (such starts may be placed elsewhere and do not count as attempts). With the code IN_DOUBT it is
+    unknown whether it was done. BackendRefused: a retry never succeeds. Any other exception is a bug.
+
+    No call precedes `open`. Calls may be concurrent. Each returns within a minute (except `observe` and
+    `nodes_changed`, which wait), even if the other side is dead; after that the caller gives up. Secrets (values in a
+    task's `env`) never appear on a command line, in a log or in an error. `hodei.backends.base.BaseBackend` provides
+    defaults for everything that is optional.
     """
 
     name: str
@@ -334,75 +336,77 @@ class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster,
     capabilities: Capabilities
 
     async def open(self) -> None:
-        """Connect. BackendError if the other side is out of reach. Called again after every outage."""
+        """Connect. BackendError if the other side is unreachable. Called again after every outage."""
         ...
 
     async def health(self) -> Health:
-        """Ask the other side for a sign of life, within ten seconds. Never raises: what is wrong is in the answer."""
+        """Check the other side, within ten seconds. Never raises: problems are in the result."""
         ...
 
     async def nodes(self) -> list[Node]:
-        """The full picture: every node that the backend offers now. Those that do not answer are in it, not `ready` and
-        with a reason; those that were taken away are not. Two looks with no change between them are equal."""
+        """All nodes that the backend offers now. Nodes that do not respond are included, not `ready` and with a reason;
+        removed ones are not. Without a change, two calls return equal lists."""
         ...
 
     async def nodes_changed(self) -> None:
-        """Return when `nodes` may have something new to say. A hint and no more: the full picture is taken every half
-        minute anyway, so that a backend that is not told of changes may wait here for ever."""
+        """Return when `nodes` may have changed. Only a hint: `nodes` is polled every half minute anyway, so a backend
+        without notifications may wait forever."""
         ...
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
-        """Begin these runs; what is not in the answer was accepted, and its outcome arrives through `observe`.
-        Idempotent by run id, also between processes and after the run has ended: a second order for the same run changes
-        nothing.
+        """Start these runs. A run without an error in the result was accepted, and its outcome arrives through
+        `observe`. Idempotent by run id, across processes and after the run has ended: a repeated order changes nothing.
 
-        An error in the answer is a promise that this run has not begun and never will: the job may start elsewhere at once.
-        Where that cannot be promised (a reply was lost, and so was the look at what became of it; an earlier server's
-        order may still be on its way) the answer is a BackendError with IN_DOUBT, never a plain one, and never
-        BackendRefused. The caller orders such runs again, under the same id, until the answer is certain. NOT_REACHED in the
-        answer: the run's own place is out of reach, and it starts elsewhere or later, without that being an attempt. If
-        the call itself raises, the backend as a whole is: with NOT_REACHED nothing of it arrived, and it is sent again until
-        the backend is barred; with any other BackendError all of its runs are in doubt."""
+        An error in the result guarantees that the run has not started and never will, so the job may start elsewhere at
+        once. Where that cannot be guaranteed (a lost reply that could not be verified, or an order of an earlier server
+        that may still be in flight) the result is a BackendError with IN_DOUBT, never another one and never
+        BackendRefused. The caller repeats such orders under the same id until the outcome is certain. NOT_REACHED in
+        the result: the run's node is unreachable; the run is placed again without counting as an attempt.
+
+        If the call itself raises, the whole backend is affected: with NOT_REACHED nothing arrived, and the call is
+        repeated until the backend is marked unavailable; with any other BackendError all its runs are in doubt.
+        """
         ...
 
     async def stop(self, orders: Sequence[Stop]) -> None:
-        """Let the run save its work as the order's checkpoint says, if it says so; then TERM to the whole run, KILL
-        after its grace period. Idempotent: a second order never begins anew, one that comes to an earlier end
-        shortens what is left. Unknown runs are ignored."""
+        """Take the checkpoint of the order, if it has one; then TERM to the whole run, KILL after its grace period.
+        Idempotent: a repeated order never restarts the sequence, and one with an earlier end shortens it. Unknown runs
+        are ignored."""
         ...
 
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
-        """Let these runs save their work, and go on. Returns at once: `observe` tells when they did (`checkpoint_ms`), or
-        that they did not (`checkpoint_error`). An order for a run that is at it joins in; runs that are unknown, ended
-        or being stopped are left alone. A backend that can not do it says so by that error, or does nothing."""
+        """Take checkpoints of these runs, which continue. Returns at once: `observe` reports success (`checkpoint_ms`)
+        or failure (`checkpoint_error`). An order for a run with a checkpoint in progress joins it; unknown, ended and
+        stopping runs are ignored. A backend without checkpoints reports that error or does nothing."""
         ...
 
     async def observe(self) -> list[RunObserved]:
-        """Wait until something is new, then everything new. An observation may come twice, never not at all:
-        ends are repeated after a reconnect until they are forgotten. BackendError when the other side is gone: `open`
-        comes next. A run in the line of a system that `delegates` is `placed` until it runs, its `reason` that system's."""
+        """Wait for news, then return everything new. At-least-once: an observation may be repeated but is never lost;
+        ends are repeated after a reconnect until they are forgotten. BackendError when the connection is lost: `open`
+        follows. A run in the queue of a backend that `delegates` is `placed` until it runs, with the backend's reason.
+        """
         ...
 
     async def known(self) -> dict[RunId, RunObserved]:
-        """How every run that the backend remembers stands now. Absent means unknown, not finished."""
+        """The current state of every run that the backend remembers. Absent means unknown, not ended."""
         ...
 
     async def forget(self, orders: Sequence[Forget]) -> None:
-        """The ends of these runs are safely stored."""
+        """The ends of these runs are stored durably."""
         ...
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
-        """Up to `limit` bytes from `offset` on, and the offset after them. Empty at the end (so far). NotFound if there is
-        no such run, or its logs are gone."""
+        """Up to `limit` bytes from `offset`, and the offset after them. Empty at the current end. NotFound if there is
+        no such run or its logs were deleted."""
         ...
 
     async def close(self) -> None:
-        """Let go; runs go on."""
+        """Disconnect; runs continue."""
         ...
 
     async def log_times(self, run: RunId, stream: Stream) -> list[tuple[int, int]]:
-        """(place, time in ms), both growing: what is before the place in the log had been written by then. Empty where
-        nobody noted it."""
+        """(offset, time in ms), both ascending: everything before the offset was written by that time. Empty if not
+        recorded."""
         ...
 
 
@@ -410,7 +414,7 @@ class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster,
 
 
 class Collector(Protocol):
-    """Metrics of an extension, read at each scrape on a thread of its own."""
+    """Metrics of an extension, read at each scrape in a thread of its own."""
 
     def collect(self) -> Iterable[Any]:
         """Metric families of prometheus_client."""
@@ -418,7 +422,8 @@ class Collector(Protocol):
 
 
 class EventSink(Protocol):
-    """Any of `on_event(event)`, `on_job_queued(job, event)`, `on_job_scheduled`, `on_job_started`, `on_job_ended` and
-    `on_job_preempted`. They are called after the commit, in order, on a thread of the sink's own, and at most once."""
+    """Implements any of `on_event(event)`, `on_job_queued(job, event)`, `on_job_scheduled`, `on_job_started`,
+    `on_job_ended` and `on_job_preempted`. They are called after the commit, in order, in the sink's own thread, and at
+    most once."""
 
     def on_event(self, event: Event) -> None: ...
