@@ -12,7 +12,7 @@ from builders import NOW_MS, a_job, a_job_spec, a_node, amounts
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
-from hodei.control.reservations.reservations import choose
+from hodei.control.reservations.reservations import choose_nodes
 from hodei.model.effects import SaveRun, Start, Stop
 from hodei.model.errors import HodeiError
 from hodei.model.facts import (
@@ -140,7 +140,7 @@ class Tale:
         request = amounts(wanted["cpu"])
         try:
             wish = ReservationSpec(name, wanted["project"], start_ms, end_ms, wanted["count"], request=request)
-            made = choose(self.controller.cluster, wish, self.now_ms)
+            made = choose_nodes(self.controller.cluster, wish, self.now_ms)
         except HodeiError:
             return
         self.step([ReservationMade(made)])

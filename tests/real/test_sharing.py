@@ -188,7 +188,7 @@ def test_a_job_beyond_its_quota_waits_and_is_told_who_holds_it(installation: Ins
     assert (told["used"], told["hard"], told["by"]) == (2000, 2000, [["ann", 2000]])
     # One waits, and no more may.
     more = installation.hodei("submit", "--project=ml", "--cpu=1", "--", "true")
-    assert "project ml may have 1 jobs waiting and has 1 (admin 1)" in more.err
+    assert "project ml may have 1 pending jobs and has 1 (admin 1)" in more.err
     assert "PENDING_QUOTA" in more.err
     installation.ok("cancel", str(first))
     assert installation.ended(waits)[0].job.state == "succeeded"
@@ -247,7 +247,7 @@ def test_a_budget_that_is_used_up_stops_a_project_and_says_when_it_goes_on(insta
     this = datetime.fromtimestamp(time.time(), UTC).replace(day=1)
     text = installation.job(waits).job.reason
     assert "has used" in text
-    assert f"the next begins {this + timedelta(days=32):%Y-%m}-01" in text
+    assert f"the next period starts {this + timedelta(days=32):%Y-%m}-01" in text
     assert installation.ended(submit(installation, "other", "true"))[0].job.state == "succeeded"
     assert "money" in installation.ok("share").out
 

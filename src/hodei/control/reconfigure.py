@@ -85,7 +85,7 @@ def _keep_turns(before: object, now: object) -> None:
     if not isinstance(before, SchedulingQueue) or not isinstance(now, SchedulingQueue) or type(before) is not type(now):
         return
     if _kind_of(before) is _kind_of(now):
-        now.take_turns_of(before)
+        now.copy_turns(before)
 
 
 def _kind_of(line: SchedulingQueue) -> type:

@@ -19,7 +19,7 @@ from hodei.control.explain import why as explain
 from hodei.control.explain.suggestions import on_node
 from hodei.control.explain.whatif import Question
 from hodei.control.explain.why import holds_on, priority_breakdown
-from hodei.control.reservations.reservations import choose, late_runs
+from hodei.control.reservations.reservations import choose_nodes, late_runs
 from hodei.control.state import chunks
 from hodei.model.array import count_jobs, first_ids, iter_expanded, shell_reference
 from hodei.model.audit import RECORD_DAMAGED as DAMAGED
@@ -373,7 +373,7 @@ class Service:
         first = self._last_job + 1
         specs = known.resolved(specs, first)
         ids, total = first_ids(specs, first), count_jobs(specs)
-        specs = list(map(self._pool.spec, self.controller.accounts.admitted(specs)))
+        specs = list(map(self._pool.spec, self.controller.accounts.admit(specs)))
         self.controller.gate.check(specs, pending)
         now = self.clock.now_ms()
         self._last_job += total
@@ -561,7 +561,7 @@ class Service:
         """Durable when it returns. One after another, so that no two are given the same room."""
         async with self._reserving:
             self.controller.cluster.table.settle()
-            reservation = choose(self.controller.cluster, wish, self.clock.now_ms())
+            reservation = choose_nodes(self.controller.cluster, wish, self.clock.now_ms())
             await self.loop.committed([ReservationMade(reservation)])
         return self._reserved(reservation)
 

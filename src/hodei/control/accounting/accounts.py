@@ -1,6 +1,6 @@
-"""Everything about who may have how much, as one thing for the controller: shares, quotas, budgets and ranges.
+"""Accounting as one object for the controller: fair share, quotas, budgets and ranges; and its configuration.
 
-Where nothing of it is configured, nothing of it is kept and nothing is asked.
+What is not configured is not tracked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from hodei.control.accounting.quotas import LENT, NOBODY, Budgets, ProjectBudget, ProjectQuota, Quotas, Range, Ranges
+from hodei.control.accounting.quotas import LENT, NO_USER, Budgets, ProjectBudget, ProjectQuota, Quotas, Range, Ranges
 from hodei.control.accounting.shares import FairShare, SharesPolicy
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.state import ClusterState
@@ -38,7 +38,7 @@ from hodei.model.resources import Resources, parse_duration_ms, parse_resources
 
 
 class AccountsPolicy(Struct, frozen=True):
-    """`shares` None: nobody's past counts. `max_priority` by role and `project_users` by project: see AdmissionConfig."""
+    """`shares` None: no fair share. `max_priority` by role and `project_users` by project: see AdmissionConfig."""
 
     shares: SharesPolicy | None = None
     quotas: Mapping[str, ProjectQuota] = {}
@@ -54,21 +54,21 @@ class Accounts:
         cluster.signals.run_opened.append(self._run_opened)
         cluster.signals.run_closed.append(self._run_closed)
         cluster.signals.job_pending.append(self._count_pending)
-        self._use(policy)
+        self._apply(policy)
 
-    def _use(self, policy: AccountsPolicy) -> None:
+    def _apply(self, policy: AccountsPolicy) -> None:
         cluster = self._cluster
         self.policy = policy
         self.quotas = Quotas(policy.quotas, cluster, self._lifecycle)
         self.sharing = FairShare(policy.shares or SharesPolicy(), cluster) if policy.shares or policy.budgets else None
-        self._counts_past = policy.shares is not None
+        self._has_shares = policy.shares is not None
         self.budgets: Budgets | None = None
         if policy.budgets and self.sharing is not None:
             self.budgets = Budgets(policy.budgets, self.sharing.ledger, self.sharing.path_of_project)
         self.ranges = Ranges(policy.ranges)
-        self._renewed_ms: int | None = None
-        # Pending jobs by project and user; counted only where a quota bounds them.
-        self._waiting: dict[str, dict[str, int]] = {}
+        self._next_period_ms: int | None = None
+        # Pending jobs by project and user, if a quota limits them.
+        self._pending: dict[str, dict[str, int]] = {}
         self._counts_pending = any(quota.pending is not None for quota in policy.quotas.values())
         if self._counts_pending:
             for job in cluster.jobs.values():
@@ -90,17 +90,17 @@ class Accounts:
     def _count_pending(self, job: Job, change: int) -> None:
         if not self._counts_pending:
             return
-        by, user = self._waiting.setdefault(job.spec.project, {}), job.spec.user
-        by[user] = by.get(user, 0) + change
-        if not by[user]:
-            del by[user]
-            if not by:
-                del self._waiting[job.spec.project]
+        by_user, user = self._pending.setdefault(job.spec.project, {}), job.spec.user
+        by_user[user] = by_user.get(user, 0) + change
+        if not by_user[user]:
+            del by_user[user]
+            if not by_user:
+                del self._pending[job.spec.project]
 
     def take_settings(self, other: Accounts) -> None:
-        """Other policies from now on; what was used so far stays known, and what runs is counted anew."""
+        """Use other policies; past usage is kept, and what runs is counted anew."""
         rows = self.sharing.ledger.rows() if self.sharing is not None else []
-        self._use(other.policy)
+        self._apply(other.policy)
         self.restore(rows)
         for job in sorted(self._cluster.runs):
             for run in self._cluster.live_runs(job):
@@ -112,7 +112,7 @@ class Accounts:
         return View(now_ms, self._cluster.availability, self.shares(now_ms), self.bounds)
 
     def shares(self, now_ms: int) -> FairShare | None:
-        if self.sharing is None or not self._counts_past:
+        if self.sharing is None or not self._has_shares:
             return None
         self.sharing.refresh(now_ms)
         return self.sharing
@@ -128,64 +128,66 @@ class Accounts:
         return found
 
     def refused(self, gang: Gang, refusal: Refusal, now_ms: int) -> None:
-        """What a refusal means for others: borrowers are to give back, those beyond their soft quota make way."""
+        """Reclaim lent quota for a refused gang, or note that it needs capacity, which limits soft quotas of others."""
         if not self.quotas:
             return
         if refusal.for_capacity:
             self.quotas.needs_capacity(gang)
         elif refusal.verdicts and refusal.verdicts[0].reason.code == LENT:
-            self.quotas.take_back(gang, now_ms)
+            self.quotas.reclaim(gang, now_ms)
 
     def next_ms(self) -> int | None:
-        """When a budget begins anew."""
-        return self._renewed_ms
+        """When the next budget period starts."""
+        return self._next_period_ms
 
     def expire(self, now_ms: int) -> bool:
-        """Whether a budget has begun anew, so that those who wait for it may go on."""
+        """Returns whether a budget period has started, so that jobs that wait for it may start."""
         if self.budgets is None:
             return False
-        begun = self._renewed_ms is not None and now_ms >= self._renewed_ms
-        if begun or self._renewed_ms is None:
-            self._renewed_ms = self.budgets.next_ms(now_ms)
-        return begun
+        started = self._next_period_ms is not None and now_ms >= self._next_period_ms
+        if started or self._next_period_ms is None:
+            self._next_period_ms = self.budgets.next_ms(now_ms)
+        return started
 
-    # ---------------------------------------------------------------------------------------------- the gate
+    # ------------------------------------------------------------------------------------------- admission
 
-    def admitted(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
-        """The jobs as they may come in, with defaults filled in. InvalidInput for what could never start, QueueFull for
-        more than may wait: which limit, how much is used, by whom."""
-        specs = self.ranges.applied(specs)
+    def admit(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+        """The jobs with the defaults of ranges. InvalidInput for a job that could never start, QueueFull for more pending
+        jobs than allowed; both name the limit, and the latter the usage."""
+        specs = self.ranges.apply(specs)
         if self.quotas:
             for spec in specs:
-                never = self.quotas.never(spec)
+                never = self.quotas.never_fits(spec)
                 if never:
                     raise InvalidInput(
-                        f"{spec.name} can never run: {never}", hint="ask for less; see 'hodei quota'", code="OVER_QUOTA"
+                        f"{spec.name} can never run: {never}",
+                        hint="request less; see 'hodei quota'",
+                        code="OVER_QUOTA",
                     )
             self._check_pending(specs)
         return specs
 
     def _check_pending(self, specs: Sequence[JobSpec]) -> None:
-        bounded = {spec.project for spec in specs if (q := self.quotas.of(spec.project)) and q.pending is not None}
-        if not bounded:
+        limited = {spec.project for spec in specs if (q := self.quotas.of(spec.project)) and q.pending is not None}
+        if not limited:
             return
-        waiting = {project: dict(self._waiting.get(project, {})) for project in bounded}
+        pending = {project: dict(self._pending.get(project, {})) for project in limited}
         for spec in specs:
             mine = self.quotas.of(spec.project)
             if mine is None or mine.pending is None:
                 continue
-            by, more = waiting[spec.project], element_count(spec)
-            if sum(by.values()) + more > mine.pending:
-                most = sorted(by.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
-                who = ", ".join(f"{user or NOBODY} {count}" for user, count in most)
+            by_user, more = pending[spec.project], element_count(spec)
+            if sum(by_user.values()) + more > mine.pending:
+                most = sorted(by_user.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
+                who = ", ".join(f"{user or NO_USER} {count}" for user, count in most)
                 raise QueueFull(
-                    f"project {spec.project} may have {mine.pending} jobs waiting and has {sum(by.values())} ({who})",
+                    f"project {spec.project} may have {mine.pending} pending jobs and has {sum(by_user.values())} ({who})",
                     hint="wait for jobs to start, or cancel some",
                     code="PENDING_QUOTA",
                 )
-            by[spec.user] = by.get(spec.user, 0) + more
+            by_user[spec.user] = by_user.get(spec.user, 0) + more
 
-    # ------------------------------------------------------------------------------------ store and telling
+    # ---------------------------------------------------------------------------------- store and reports
 
     def restore(self, rows: Iterable[UsageRow]) -> None:
         if self.sharing is not None:
@@ -198,7 +200,7 @@ class Accounts:
         return [SaveUsage(tuple(rows))] if rows else []
 
     def share_report(self, now_ms: int) -> ShareReport | None:
-        """None where nobody keeps account."""
+        """None if neither fair share nor budgets are configured."""
         if self.sharing is None:
             return None
         policy = self.policy.shares or SharesPolicy()
@@ -220,16 +222,16 @@ ROLES = ("viewer", "user", "admin")
 
 def accounts_policy(config: SchedulingConfig) -> AccountsPolicy:
     return AccountsPolicy(
-        shares=_told("scheduling.shares", _shares, config.shares) if config.shares.enabled else None,
-        quotas={name: _told(f"scheduling.quotas.{name}", _quota, one) for name, one in config.quotas.items()},
-        budgets={name: _told(f"scheduling.budgets.{name}", _budget, one) for name, one in config.budgets.items()},
-        ranges={name: _told(f"scheduling.ranges.{name}", _range, one) for name, one in config.ranges.items()},
-        max_priority=_told("scheduling.admission.max_priority", _priorities, config.admission.max_priority),
+        shares=_section("scheduling.shares", _shares, config.shares) if config.shares.enabled else None,
+        quotas={name: _section(f"scheduling.quotas.{name}", _quota, one) for name, one in config.quotas.items()},
+        budgets={name: _section(f"scheduling.budgets.{name}", _budget, one) for name, one in config.budgets.items()},
+        ranges={name: _section(f"scheduling.ranges.{name}", _range, one) for name, one in config.ranges.items()},
+        max_priority=_section("scheduling.admission.max_priority", _priorities, config.admission.max_priority),
         project_users=config.admission.project_users,
     )
 
 
-def _told(where: str, make: Callable[[C], P], config: C) -> P:
+def _section(where: str, make: Callable[[C], P], config: C) -> P:
     try:
         return make(config)
     except InvalidInput as error:
@@ -275,9 +277,9 @@ def _places(accounts: tuple[AccountConfig, ...]) -> dict[str, Path]:
 
 def _quota(config: QuotaConfig) -> ProjectQuota:
     if (config.lend or config.borrow) and not config.cohort:
-        raise InvalidInput("lend and borrow need a cohort", hint='cohort = "lab", the same for all who share')
+        raise InvalidInput("lend and borrow need a cohort", hint='cohort = "lab", the same for all projects that share')
     if config.pending is not None and config.pending < 0:
-        raise InvalidInput(f"pending = {config.pending}", hint="how many jobs may wait, from 0")
+        raise InvalidInput(f"pending = {config.pending}", hint="the number of pending jobs, from 0")
     quota = quota_of(config.hard, borrowing_limit=config.borrow, lending_limit=config.lend, weight=config.weight)
     return ProjectQuota(quota, _amounts(config.soft), _amounts(config.per_user), config.cohort, config.pending)
 
@@ -286,10 +288,10 @@ def _range(config: RangeConfig) -> Range:
     least, most, default = _amounts(config.min), _amounts(config.max), _amounts(config.default)
     for resource in sorted(least.keys() & most.keys()):
         if least[resource] > most[resource]:
-            raise InvalidInput(f"the least {resource} is more than the most")
+            raise InvalidInput(f"the minimum of {resource} is larger than the maximum")
     for resource, amount in default.items():
         if amount < least.get(resource, 0) or amount > most.get(resource, amount):
-            raise InvalidInput(f"the default {resource} is out of its own range")
+            raise InvalidInput(f"the default of {resource} is outside the range")
     return Range(least, most, default)
 
 
@@ -299,7 +301,7 @@ def _budget(config: BudgetConfig) -> ProjectBudget:
     if config.money is not None and not 0 <= config.money <= 1e12:
         raise InvalidInput(f"money = {config.money}", hint="an amount from 0")
     if not config.hours and config.money is None:
-        raise InvalidInput("a budget without a bound", hint="hours = {gpu = 500}, or money with prices")
+        raise InvalidInput("a budget without a limit", hint="hours = {gpu = 500}, or money with prices")
     since_ms, period = 0, config.period
     if config.since:
         try:
@@ -308,7 +310,7 @@ def _budget(config: BudgetConfig) -> ProjectBudget:
             raise InvalidInput(f"since = {config.since!r}", hint="a day such as 2026-01-31") from None
         since_ms, period = round(day.replace(tzinfo=day.tzinfo or UTC).timestamp() * 1000), ""
     if not period and not config.since:
-        raise InvalidInput("neither a period nor a day since when", hint='period = "month", or since = "2026-01-31"')
+        raise InvalidInput("neither a period nor a start", hint='period = "month", or since = "2026-01-31"')
     money = None if config.money is None else round(config.money * MICRO)
     return ProjectBudget(_amounts(config.hours), money, parse_rates(config.prices), period, since_ms)
 

@@ -1,8 +1,8 @@
-"""What the projects hold, and what they may hold: hard and soft quotas, lent within cohorts and taken back.
+"""Limits of projects: quotas (what they may hold at once), ranges (what one member may request), budgets (use over time).
 
-A gang that would pass its project's hard quota waits. In a cohort it may use what others do not, until they want it back:
-then the largest borrower gives first, its youngest and least important jobs. What an owner waits for is not lent again.
-Beyond its soft quota a project starts nothing while someone else, who is within theirs, waits for room.
+A gang that would exceed the hard quota of its project waits. In a cohort it may borrow what others do not use, until they
+need it: then the largest borrower gives back first, its lowest and youngest jobs. What an owner waits for is not lent
+again. Beyond its soft quota a project starts nothing while a project within its own waits for capacity.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hodei.model.resources import DEFAULT_REQUEST, Resources, human_amount, scal
 
 JOBS = "jobs"
 EVERY_PROJECT = "*"
-NOBODY = "-"  # the user of jobs that were submitted without one
+NO_USER = "-"  # the user of jobs that were submitted without one
 _USERS_NAMED = 3
 LENT = "QUOTA_LENT"
 
 
 class ProjectQuota(Struct, frozen=True):
-    """`quota` holds the hard amounts and what may be lent and borrowed; without a `cohort` nothing is. `per_user` bounds
-    each user of the project, `pending` how many of its jobs may wait (None: any number)."""
+    """`quota`: the hard amounts, and what may be lent and borrowed within the `cohort`. `per_user`: limits of each user.
+    `pending`: limit of pending jobs (None: no limit)."""
 
     quota: Quota
     soft: Resources = {}
@@ -46,7 +46,7 @@ class ProjectQuota(Struct, frozen=True):
 
 
 class Quotas:
-    """Keeps account of live runs, for the projects that have a quota. None configured: nothing is kept at all."""
+    """Tracks what live runs hold, by project and user."""
 
     def __init__(self, quotas: Mapping[str, ProjectQuota], cluster: ClusterState, lifecycle: JobLifecycle) -> None:
         self._quotas = dict(quotas)
@@ -54,9 +54,9 @@ class Quotas:
         self._used: dict[str, Resources] = {}
         self._of_user: dict[tuple[str, str], Resources] = {}
         self._live: dict[JobId, int] = {}
-        # Who waits for what its project has lent to others, and who for room that others hold.
-        self._wants: dict[JobId, tuple[str, Resources]] = {}
-        self._for_room: dict[JobId, str] = {}
+        # Jobs that wait for lent quota of their project, and jobs that wait for capacity.
+        self._reclaiming: dict[JobId, tuple[str, Resources]] = {}
+        self._for_capacity: dict[JobId, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -64,7 +64,7 @@ class Quotas:
     def of(self, project: str) -> ProjectQuota | None:
         return self._quotas.get(project) or self._quotas.get(EVERY_PROJECT)
 
-    # ------------------------------------------------------------------------------------------ keeping account
+    # --------------------------------------------------------------------------------------------- tracking
 
     def opened(self, run: Run, spec: JobSpec) -> None:
         self._count(run, spec, 1)
@@ -81,8 +81,8 @@ class Quotas:
             self._live[run.job] = live
         else:
             del self._live[run.job]
-        self._wants.pop(run.job, None)
-        self._for_room.pop(run.job, None)
+        self._reclaiming.pop(run.job, None)
+        self._for_capacity.pop(run.job, None)
         for held in (
             self._used.setdefault(spec.project, {}),
             self._of_user.setdefault((spec.project, spec.user), {}),
@@ -91,56 +91,56 @@ class Quotas:
                 held[name] = held.get(name, 0) + amount
 
     def needs_capacity(self, gang: Gang) -> None:
-        """It was refused because of what others hold."""
-        self._for_room[gang.id] = gang.job.project
+        """It was refused for missing capacity."""
+        self._for_capacity[gang.id] = gang.job.project
 
     # ------------------------------------------------------------------------------------------------ deciding
 
     def refusal(self, gang: Gang) -> Reason | None:
-        """Why the gang may not start now, as far as quotas go."""
+        """The quota that prevents its start now."""
         project, user = gang.job.project, gang.job.user
         mine = self.of(project)
         if mine is None:
             return None
-        asked = demand(gang, joins=gang.joins)
-        self._wants.pop(gang.id, None)
+        requested = demand(gang, joins=gang.joins)
+        self._reclaiming.pop(gang.id, None)
         used, cohort = self._counted(project, mine, gang.id)
-        for resource in sorted(asked.keys() & mine.quota.nominal.keys()):
-            stands = allowance(project, resource, cohort, used)
-            if asked[resource] > stands.more:
-                own = stands.used + asked[resource] <= stands.nominal
+        for resource in sorted(requested.keys() & mine.quota.nominal.keys()):
+            allowed = allowance(project, resource, cohort, used)
+            if requested[resource] > allowed.more:
+                own = allowed.used + requested[resource] <= allowed.nominal
                 if own:
-                    self._wants[gang.id] = (project, asked)
-                code = LENT if own else "QUOTA"
-                return Reason("quota", code, self._said(project, resource, asked[resource], mine, own), kind="quota")
+                    self._reclaiming[gang.id] = (project, requested)
+                code, text = LENT if own else "QUOTA", self._describe(project, resource, requested[resource], mine, own)
+                return Reason("quota", code, text, kind="quota")
         held = self._of_user.get((project, user), {})
-        for resource in sorted(asked.keys() & mine.per_user.keys()):
-            if held.get(resource, 0) + asked[resource] > mine.per_user[resource]:
+        for resource in sorted(requested.keys() & mine.per_user.keys()):
+            if held.get(resource, 0) + requested[resource] > mine.per_user[resource]:
                 text = (
                     f"user {user} of project {project} may hold {_amount(resource, mine.per_user[resource])} and holds"
-                    f" {_amount(resource, held.get(resource, 0))}; it asks for {_amount(resource, asked[resource])}"
+                    f" {_amount(resource, held.get(resource, 0))}; it asks for {_amount(resource, requested[resource])}"
                 )
                 return Reason("quota", "QUOTA", text, kind="quota")
-        return self._beyond_soft(gang, asked, mine)
+        return self._beyond_soft(gang, requested, mine)
 
-    def _beyond_soft(self, gang: Gang, asked: Resources, mine: ProjectQuota) -> Reason | None:
+    def _beyond_soft(self, gang: Gang, requested: Resources, mine: ProjectQuota) -> Reason | None:
         project = gang.job.project
         held = self._used.get(project, {})
         over = [
             resource
-            for resource in sorted(asked.keys() & mine.soft.keys())
-            if held.get(resource, 0) + asked[resource] > mine.soft[resource]
+            for resource in sorted(requested.keys() & mine.soft.keys())
+            if held.get(resource, 0) + requested[resource] > mine.soft[resource]
         ]
         if not over:
             return None
-        for job, other in list(self._for_room.items()):
+        for job, other in list(self._for_capacity.items()):
             known = self._cluster.jobs.get(job)
             if known is None or known.state != "pending":
-                del self._for_room[job]
+                del self._for_capacity[job]
             elif other != project and not self._is_beyond_soft(other):
                 text = (
                     f"project {project} is beyond its soft quota of {_amount(over[0], mine.soft[over[0]])} with it, and"
-                    f" job {job} of project {other} waits for room"
+                    f" job {job} of project {other} waits for capacity"
                 )
                 return Reason("quota", "SOFT_QUOTA", text, kind="quota")
         return None
@@ -150,17 +150,17 @@ class Quotas:
         return theirs is not None and any(held.get(name, 0) >= most for name, most in theirs.soft.items())
 
     def _counted(self, project: str, mine: ProjectQuota, job: JobId) -> tuple[dict[str, Resources], dict[str, Quota]]:
-        """The quotas of the project's cohort, and what their projects hold; what owners wait for counts as theirs."""
+        """What the projects of its cohort hold, and their quotas; what owners wait for counts as held by them."""
         if not mine.cohort:
             held = self._used.get(project, {})
             alone = Quota(mine.quota.nominal, dict.fromkeys(mine.quota.nominal, 0), {}, mine.quota.weight)
             return {project: held}, {project: alone}
         cohort = self._cohort(mine.cohort)
         used = {name: dict(self._used.get(name, {})) for name in cohort}
-        for waiting, (owner, amounts) in list(self._wants.items()):
+        for waiting, (owner, amounts) in list(self._reclaiming.items()):
             known = self._cluster.jobs.get(waiting)
             if known is None or known.state != "pending":
-                del self._wants[waiting]
+                del self._reclaiming[waiting]
             elif waiting != job and owner in used and owner != project:
                 for resource, amount in amounts.items():
                     most = cohort[owner].nominal.get(resource, 0)
@@ -171,10 +171,10 @@ class Quotas:
     def _cohort(self, name: str) -> dict[str, Quota]:
         return {project: theirs.quota for project, theirs in self._quotas.items() if theirs.cohort == name}
 
-    # --------------------------------------------------------------------------------------------- taking back
+    # ---------------------------------------------------------------------------------------------- reclaiming
 
-    def take_back(self, gang: Gang, now_ms: int) -> list[JobId]:
-        """An owner wants what it has lent: tell borrowers to go, as many as it takes; who was told."""
+    def reclaim(self, gang: Gang, now_ms: int) -> list[JobId]:
+        """Stop borrowers, as many as needed, for an owner that needs its lent quota. Returns the stopped jobs."""
         mine = self.of(gang.job.project)
         if mine is None or not mine.cohort:
             return []
@@ -184,8 +184,8 @@ class Quotas:
             for job in self._running_in(project):
                 if any(run.stop_reason for run in self._cluster.live_runs(job.id)):
                     for name, amount in _held_by(job, self._cluster.live_runs(job.id)).items():
-                        used[project][name] = used[project].get(name, 0) - amount  # is on its way back already
-        told: list[JobId] = []
+                        used[project][name] = used[project].get(name, 0) - amount  # it is being given back
+        stopped: list[JobId] = []
         for debt in reclaim_from(gang.job.project, demand(gang), cohort, used) or []:
             short = dict(debt.amounts)
             for job in self._running_in(debt.project):
@@ -204,44 +204,44 @@ class Quotas:
                 self._cluster.emit(
                     "job.reclaimed", now_ms, job=job.id, by_job=gang.id, project=owner, reason=reason.text
                 )
-                told.append(job.id)
+                stopped.append(job.id)
                 for name, amount in gives.items():
                     if name in short:
                         short[name] -= amount
-        return told
+        return stopped
 
     def _running_in(self, project: str) -> list[Job]:
-        """The jobs of a project that hold something, the least important, least firm (QoS) and youngest first."""
+        """The running jobs of a project: lowest priority, lowest quality of service and youngest first."""
         live = (self._cluster.jobs[id] for id in self._live if id in self._cluster.jobs)
         mine = [job for job in live if job.spec.project == project]
         return sorted(
             mine, key=lambda job: (job.spec.priority, QOS_RANK[job_qos(job.spec)], -job.scheduled_ms, -job.id)
         )
 
-    # ------------------------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------------------------- reports
 
-    def _said(self, project: str, resource: str, asked: int, mine: ProjectQuota, own: bool) -> str:
+    def _describe(self, project: str, resource: str, requested: int, mine: ProjectQuota, own: bool) -> str:
         hard, held = mine.quota.nominal[resource], self._used.get(project, {}).get(resource, 0)
         text = f"project {project} may hold {_amount(resource, hard)} and holds {_amount(resource, held)}"
-        by = self._by(project, resource)
-        if by:
-            text += f" ({', '.join(f'{user} {human_amount(resource, amount)}' for user, amount in by)})"
-        text += f"; it asks for {_amount(resource, asked)}"
+        top = self._top_users(project, resource)
+        if top:
+            text += f" ({', '.join(f'{user} {human_amount(resource, amount)}' for user, amount in top)})"
+        text += f"; it asks for {_amount(resource, requested)}"
         if own:
-            return f"{text}, which others of cohort {mine.cohort} have borrowed and are to give back"
-        return f"{text}, and cohort {mine.cohort} has not so much left to lend" if mine.cohort else text
+            return f"{text}, which others of cohort {mine.cohort} have borrowed and must give back"
+        return f"{text}, and cohort {mine.cohort} has not enough left to lend" if mine.cohort else text
 
-    def _by(self, project: str, resource: str) -> list[tuple[str, int]]:
-        """The users who hold most of it."""
+    def _top_users(self, project: str, resource: str) -> list[tuple[str, int]]:
+        """The users that hold most of it."""
         held = [
-            (user or NOBODY, amounts[resource])
+            (user or NO_USER, amounts[resource])
             for (of, user), amounts in self._of_user.items()
             if of == project and amounts.get(resource, 0) > 0
         ]
         return sorted(held, key=lambda entry: (-entry[1], entry[0]))[:_USERS_NAMED]
 
     def rows(self) -> Iterator[QuotaRow]:
-        """How every project with a quota stands, by name."""
+        """The quotas and the usage of all projects, by name."""
         named = set(self._quotas) - {EVERY_PROJECT}
         for project in sorted(named | (set(self._used) if EVERY_PROJECT in self._quotas else set())):
             mine = self.of(project)
@@ -254,33 +254,31 @@ class Quotas:
                     borrowed=max(0, held - hard) if hard is not None and mine.cohort else 0,
                     may_borrow=mine.quota.borrowing_limit.get(resource) if mine.cohort else 0,
                     more=allowance(project, resource, cohort, used).more if hard is not None else None,
-                    by=tuple(self._by(project, resource)),
+                    by=tuple(self._top_users(project, resource)),
                 )  # fmt: skip
 
-    def never(self, spec: JobSpec) -> str:
-        """Why such a job could not start even if its project held nothing; "" if it could."""
+    def never_fits(self, spec: JobSpec) -> str:
+        """Why the job could not start even if its project held nothing; "" if it could."""
         mine = self.of(spec.project)
         if mine is None:
             return ""
-        asked = _of_tasks(spec)
-        for resource in sorted(asked.keys() & mine.quota.nominal.keys()):
+        requested = _spec_demand(spec)
+        for resource in sorted(requested.keys() & mine.quota.nominal.keys()):
             most = mine.quota.nominal[resource]
             if mine.cohort:
-                others = (q.lends(resource) for p, q in self._cohort(mine.cohort).items() if p != spec.project)
-                lent = sum(others)
+                lent = sum(q.lends(resource) for p, q in self._cohort(mine.cohort).items() if p != spec.project)
                 most += min(lent, mine.quota.borrowing_limit.get(resource, lent))
-            if asked[resource] > most:
-                return _too_much(resource, asked[resource], f"project {spec.project}", most)
-        for resource in sorted(asked.keys() & mine.per_user.keys()):
-            if asked[resource] > mine.per_user[resource]:
-                return _too_much(
-                    resource, asked[resource], f"a user of project {spec.project}", mine.per_user[resource]
-                )
+            if requested[resource] > most:
+                return _too_much(resource, requested[resource], f"project {spec.project}", most)
+        for resource in sorted(requested.keys() & mine.per_user.keys()):
+            if requested[resource] > mine.per_user[resource]:
+                who = f"a user of project {spec.project}"
+                return _too_much(resource, requested[resource], who, mine.per_user[resource])
         return ""
 
 
 def demand(gang: Gang, *, joins: bool = False) -> Resources:
-    """What all members ask for, those that are taken along included: a quota holds whatever happens."""
+    """The requests of all members, extra members included: a quota must hold in any case."""
     out: Resources = {} if joins else {JOBS: 1}
     for member, needed, extra in zip(gang.members, gang.needed, gang.extra, strict=True):
         for resource, amount in member.task.request.items():
@@ -288,7 +286,7 @@ def demand(gang: Gang, *, joins: bool = False) -> Resources:
     return out
 
 
-def _of_tasks(spec: JobSpec) -> Resources:
+def _spec_demand(spec: JobSpec) -> Resources:
     out: Resources = {JOBS: 1}
     for task in spec.tasks:
         for resource, amount in task.request.items():
@@ -304,18 +302,22 @@ def _held_by(job: Job, runs: Sequence[Run]) -> Resources:
     return out
 
 
-def _too_much(resource: str, asked: int, who: str, most: int) -> str:
-    return f"it asks for {_amount(resource, asked)} and {who} may never hold more than {human_amount(resource, most)}"
+def _too_much(resource: str, requested: int, who: str, most: int) -> str:
+    return (
+        f"it asks for {_amount(resource, requested)} and {who} may never hold more than {human_amount(resource, most)}"
+    )
 
 
 def _amount(resource: str, amount: int) -> str:
     return f"{human_amount(resource, amount)} {resource}"
 
 
-EVERY_PROJECT = "*"
+# ---------------------------------------------------------------------------------------------- ranges
 
 
 class Range(Struct, frozen=True):
+    """The minimum and maximum that one member may request, and the default for what it leaves out."""
+
     least: Resources = {}
     most: Resources = {}
     default: Resources = {}
@@ -325,9 +327,8 @@ class Ranges:
     def __init__(self, ranges: Mapping[str, Range]) -> None:
         self._ranges = dict(ranges)
 
-    def applied(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
-        """The jobs with what they did not say filled in. InvalidInput names the first that is out of range: which limit,
-        what was asked for."""
+    def apply(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+        """The jobs with defaults. InvalidInput for the first that is out of range, with the limit and the request."""
         return [self._job(spec) for spec in specs] if self._ranges else specs
 
     def _job(self, spec: JobSpec) -> JobSpec:
@@ -340,7 +341,7 @@ class Ranges:
     def _task(self, spec: JobSpec, task: TaskSpec, mine: Range) -> TaskSpec:
         request = dict(task.request)
         for resource, amount in mine.default.items():
-            # Who asks for just what everyone gets is taken not to have said.
+            # A request equal to the general default counts as left out.
             if task.request.get(resource, 0) == DEFAULT_REQUEST.get(resource, 0):
                 request[resource] = amount
         for resource, amount in {**request, **dict.fromkeys(mine.least.keys() - request.keys(), 0)}.items():
@@ -348,8 +349,8 @@ class Ranges:
             if amount < least or (most is not None and amount > most):
                 which, bound = ("at least", least) if amount < least else ("at most", most or 0)
                 raise InvalidInput(
-                    f"{spec.name}: {_said(resource, amount)} for each member of task {task.name!r}; jobs of project"
-                    f" {spec.project} must ask for {which} {_said(resource, bound)}",
+                    f"{spec.name}: {_amount(resource, amount)} for each member of task {task.name!r}; jobs of project"
+                    f" {spec.project} must ask for {which} {_amount(resource, bound)}",
                     hint="the range is set by scheduling.ranges; ask the operator for another",
                     code="OUT_OF_RANGE",
                 )
@@ -359,15 +360,13 @@ class Ranges:
         return structs.replace(task, request=request, limits=limits)
 
 
-def _said(resource: str, amount: int) -> str:
-    return f"{human_amount(resource, amount)} {resource}"
-
+# --------------------------------------------------------------------------------------------- budgets
 
 Period = Literal["", "day", "week", "month"]
 
 
 class ProjectBudget(Struct, frozen=True):
-    """`since_ms` is a fixed beginning, used if there is no `period`."""
+    """`since_ms`: a fixed start, if there is no `period`."""
 
     unit_hours: Resources = {}
     money_micro: int | None = None
@@ -377,33 +376,35 @@ class ProjectBudget(Struct, frozen=True):
 
 
 class Budgets:
-    """`path_of`: where a project stands among the accounts."""
+    """What projects may use over time, on the ledger of fair share. `path_of`: the account of a project."""
 
     def __init__(self, budgets: Mapping[str, ProjectBudget], ledger: Ledger, path_of: Callable[[str], Path]) -> None:
         self._budgets, self._ledger, self._path_of = dict(budgets), ledger, path_of
 
     def refusal(self, gang: Gang, now_ms: int) -> Reason | None:
-        """A budget that is used up starts nothing more; what runs goes on to its end."""
+        """With an exhausted budget nothing starts; what runs is not stopped."""
         mine = self._budgets.get(gang.job.project)
         if mine is None:
             return None
-        for bound in self._spent(gang.job.project, mine, now_ms):
-            if bound.exhausted:
-                used, limit, unit = _in_units(bound)
+        for line in self._spent(gang.job.project, mine, now_ms):
+            if line.exhausted:
+                used, limit, unit = _in_units(line)
                 until = next_start_ms(mine.period, now_ms)
-                again = f"; the next begins {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%d}" if until else ""
+                again = (
+                    f"; the next period starts {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%d}" if until else ""
+                )
                 text = f"project {gang.job.project} has used {used:g} of {limit:g} {unit} of its budget{again}"
                 return Reason("quota", "BUDGET", text, kind="quota")
         return None
 
     def rows(self, now_ms: int) -> Iterator[BudgetRow]:
         for project, mine in sorted(self._budgets.items()):
-            for bound in self._spent(project, mine, now_ms):
-                used, limit, unit = _in_units(bound)
+            for line in self._spent(project, mine, now_ms):
+                used, limit, unit = _in_units(line)
                 yield BudgetRow(project, unit, used, limit, start_ms(mine, now_ms))
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When the next period begins, and with it someone may go on."""
+        """When the next period starts."""
         return min((at for b in self._budgets.values() if (at := next_start_ms(b.period, now_ms))), default=None)
 
     def _spent(self, project: str, mine: ProjectBudget, now_ms: int) -> list[Spent]:
@@ -417,7 +418,7 @@ def start_ms(budget: ProjectBudget, now_ms: int) -> int:
 
 
 def next_start_ms(period: Period, now_ms: int) -> int:
-    """When the period after the present one begins; 0 if there is none."""
+    """When the next period starts; 0 if there is none."""
     if not period:
         return 0
     length = {"day": timedelta(days=1), "week": timedelta(days=7), "month": timedelta(days=32)}[period]
@@ -434,8 +435,9 @@ def _start(period: Period, now_ms: int) -> int:
     return round(day.timestamp() * 1000)
 
 
-def _in_units(bound: Spent) -> tuple[float, float, str]:
-    if bound.name == "money":
-        return bound.used / MICRO, bound.limit / MICRO, "money"
-    whole = scale_of(bound.name) * HOUR_MS
-    return bound.used / whole, bound.limit / whole, f"{bound.name}-hours"
+def _in_units(line: Spent) -> tuple[float, float, str]:
+    """Used amount, limit and unit of one line of a budget."""
+    if line.name == "money":
+        return line.used / MICRO, line.limit / MICRO, "money"
+    unit = scale_of(line.name) * HOUR_MS
+    return line.used / unit, line.limit / unit, f"{line.name}-hours"

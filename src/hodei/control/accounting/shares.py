@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from hodei.control.accounting.ledger import Ledger
-from hodei.control.accounting.quotas import NOBODY
+from hodei.control.accounting.quotas import NO_USER
 from hodei.control.state import ClusterState
 from hodei.engine.fairness.billing import BILLING, Mode, Rate, bill
 from hodei.engine.fairness.formulas import classic, dominant_share, fair_tree, fair_tree_ranks
@@ -53,7 +53,7 @@ class FairShare:
         self._totals: tuple[int, Resources] = (-1, {})
 
     def path_of(self, project: str, user: str) -> Path:
-        return (*self._policy.places.get(project, (project,)), user or NOBODY)
+        return (*self._policy.places.get(project, (project,)), user or NO_USER)
 
     def path_of_project(self, project: str) -> Path:
         return self.path_of(project, "")[:-1]

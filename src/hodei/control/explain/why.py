@@ -128,7 +128,7 @@ def plan(
 ) -> list[Explanation]:
     """What would become of these jobs if they were submitted now, in this order. Nothing is changed."""
     out, engine = list[Explanation](), controller.engine
-    specs = controller.accounts.admitted(specs)
+    specs = controller.accounts.admit(specs)
     controller.gate.check(specs, controller.pending())
     specs = [controller.profile_router.routing.route(spec) for spec in specs]
     engine.table.settle()

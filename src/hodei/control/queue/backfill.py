@@ -1,12 +1,12 @@
-"""A line that promises starts: the first in order goes first, the blocked are promised a time, and others may pass them
-only where that breaks no promise (the plugin `promises` sees to that, in every line). Who waits is in `control.queue.pending_table`.
+"""The backfill queue: gangs are tried in order, blocked ones get a start reservation, and later ones may overtake them only
+if that delays no start reservation (a plugin checks that, in every queue). `pending_table` has the pending gangs.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator, Iterator
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,18 +21,16 @@ from hodei.engine.start_search import StartSearch, most_free
 from hodei.engine.view import Gang, View
 from hodei.model.estimate import Estimate
 from hodei.model.ids import JobId
-from hodei.model.job import JobSpec
+from hodei.model.job import JobSpec, StartKind
 
-# First in line; before one who was promised a start, and over by then; beside what is promised.
-StartKind = Literal["head", "backfill", "spill"]
 _NEVER = int(np.iinfo(np.int64).max)
-# Of those in front who can be promised nothing, so many are passed over in the search for one who can.
-_WITHOUT_PROMISE = 100
+# Gangs at the front without a possible start reservation that are passed over in the search for one with.
+_MAX_UNRESERVED = 100
 
 
 class BackfillQueue:
-    """The pending gangs of one profile whose queue is timed. Those who sleep were refused and nothing has changed since;
-    those that do not even fit into the largest free amounts are not tried at all."""
+    """The pending gangs of a profile with start reservations. Refused gangs are parked until a trigger fires; gangs that
+    exceed the largest free amounts are not tried."""
 
     def __init__(self, profile: Profile, engine: Engine) -> None:
         self.profile = profile
@@ -41,20 +39,21 @@ class BackfillQueue:
         self.kind: StartKind = "head"
         self._next_head: JobId | None = None
         self._engine = engine
-        self._outlooks = StartSearch(engine)
+        self._start_search = StartSearch(engine)
         self._pending_table = PendingTable(self.queue, self.gangs)
         self._refusals: dict[JobId, Refusal] = {}
-        self._for_room: set[JobId] = set()
+        self._needs_capacity: set[JobId] = set()
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
-        self._freed = True
-        self.lapsed = False  # whether, when it was last asked who is ready, a promise turned out not to be kept
-        self._most_at: tuple[int, ...] = ()
-        self._most: list[int] = []
-        self._made: dict[JobId, tuple[int, int]] = {}
-        # Promises given behind someone who could be promised nothing: kept, also when that one can be.
+        self._freed = True  # capacity was freed: start reservations may move forward
+        self.lapsed = False  # a start reservation could not be kept in the last round
+        self._largest_version: tuple[int, ...] = ()
+        self._largest: list[int] = []
+        # The state for which the start of a gang was searched.
+        self._searched: dict[JobId, tuple[int, int]] = {}
+        # Start reservations behind a gang that could not get one: they stay even if that gang gets one later.
         self._behind: set[JobId] = set()
-        # After a look over all: who is in front, what that depended on, and until when it holds.
+        # After a full round: the gangs at the front, what the result depends on, and until when it is valid.
         self._front: list[JobId] = []
         self._settled: tuple[int, ...] | None = None
         self._settled_until = 0
@@ -62,7 +61,7 @@ class BackfillQueue:
     def __len__(self) -> int:
         return len(self.gangs)
 
-    # ------------------------------------------------------------------------------------ coming and going
+    # ----------------------------------------------------------------------------------- adding, removing
 
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
         self.profile.admit(gang)
@@ -72,12 +71,12 @@ class BackfillQueue:
             self._until[gang.id] = not_before_ms
             heapq.heappush(self._backoff, (not_before_ms, gang.id))
         else:
-            self._pending_table.enter(gang)
+            self._pending_table.add(gang)
 
     def _exit(self, job: JobId) -> None:
-        self._pending_table.leave(job)
-        if self._made.pop(job, None) is not None:
-            self._settled = None  # one of those in front
+        self._pending_table.remove(job)
+        if self._searched.pop(job, None) is not None:
+            self._settled = None  # it was at the front
 
     def remove(self, job: JobId) -> Gang | None:
         self._until.pop(job, None)
@@ -88,11 +87,10 @@ class BackfillQueue:
 
     def _forget_refusal(self, job: JobId) -> None:
         if self._refusals.pop(job, None) is not None:
-            self._for_room.discard(job)
+            self._needs_capacity.discard(job)
 
     def reestimate(self, user: str, estimate: Callable[[JobSpec], Estimate]) -> None:
-        """More is known of how long this user's jobs run: those that wait may change their places (those who wait beyond
-        the line's lookahead, when they move up)."""
+        """Reorder the pending jobs of a user whose run times were learned (jobs beyond the lookahead when they move up)."""
         changed: dict[JobId, int] = {}
         guesses: dict[int, int] = {}
         for job in sorted(self._pending_table.of_user.get(user, ())):
@@ -111,13 +109,13 @@ class BackfillQueue:
         self.remove(gang.id)
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
-        """It sleeps until one of the refusal's cures, and with it all of its group that would run as long or longer (what
-        stands in the way may be a promise)."""
+        """Park it until a trigger of the refusal fires, with all of its group that would run as long or longer (a start
+        reservation may be in the way)."""
         self._refusals[gang.id] = refusal
-        (self._for_room.add if refusal.for_capacity else self._for_room.discard)(gang.id)
-        # What stands in the way may be what one of them was promised: its own is not in its way.
-        own = list(self._made) if self.queue.reservation_depth > 1 else []
-        self._pending_table.put_to_sleep(gang.id, refusal.requeue_on, but=own)
+        (self._needs_capacity.add if refusal.for_capacity else self._needs_capacity.discard)(gang.id)
+        # The start reservation of one of them may be in the way; its own is not.
+        own = list(self._searched) if self.queue.reservation_depth > 1 else []
+        self._pending_table.park(gang.id, refusal.requeue_on, but=own)
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
         self._exit(gang.id)
@@ -139,7 +137,7 @@ class BackfillQueue:
             until, job = heapq.heappop(self._backoff)
             if self._until.get(job) == until:
                 del self._until[job]
-                self._pending_table.enter(self.gangs[job])
+                self._pending_table.add(self.gangs[job])
 
     def next_due_ms(self) -> int | None:
         while self._backoff and self._until.get(self._backoff[0][1]) != self._backoff[0][0]:
@@ -149,7 +147,7 @@ class BackfillQueue:
     # ------------------------------------------------------------------------------------------- the order
 
     def ready(self, view: View) -> Generator[Gang, None, None]:
-        """Gangs to try, in order; the caller must say `started`, `refused` or `back_off` of each before the next."""
+        """Gangs to try, in order; for each the caller must call `started`, `refused` or `back_off` before the next."""
         pending_table, self.lapsed = self._pending_table, False
         if not pending_table.slots:
             return
@@ -161,74 +159,70 @@ class BackfillQueue:
                 if job in pending_table.slots and self._may_try(job)
             ]
             if slots and self.queue.reservation_depth:
-                yield from self._fill(slots, view)
+                yield from self._backfill(slots, view)
         else:
             self._settled = None
-            settled = yield from self._look_over(view)
+            settled = yield from self._full_round(view)
             if settled is None:
-                settled = yield from self._look_over(view, again=True)
+                settled = yield from self._full_round(view, again=True)
             if not settled:
                 return
         pending_table.fresh.clear()
         self._settled = self._state(view)
 
     def begin(self, gang: Gang, view: View) -> None:
-        """A gang that `ready` has named is about to be tried; it may have waited for gangs of other lines until now."""
+        """A gang of `ready` is about to be tried; gangs of other queues may have been tried in between."""
         if gang.id == self._next_head and self.queue.reservation_depth == 1:
-            self._withdraw_all_but([gang.id], view)  # whoever was first before must not stand in its way
+            self._withdraw_all_but([gang.id], view)  # the reservation of an earlier head must not block it
         self._next_head = None
 
     def highest_priority(self) -> int:
-        """Of those who wait here, as far as the line looks ahead."""
+        """Of the gangs within the lookahead."""
         return self._pending_table.highest_priority()
 
-    def _look_over(self, view: View, *, again: bool = False) -> Generator[Gang, None, bool | None]:
-        """All who wait: those in front are tried and promised a start, the others fill gaps. Whether those in front are as
-        many as there can be, so that nobody who comes after them is one; None, once, to be called again: a promise turned
-        out not to be kept, and it stood in the way of others who had been tried already."""
-        availability, pending_table, start_reservations = (
-            _availability(view),
-            self._pending_table,
-            self.queue.reservation_depth,
-        )
-        self._renew(view)
-        front, promised, enough, next_ms = list[JobId](), list[JobId](), False, _NEVER
+    def _full_round(self, view: View, *, again: bool = False) -> Generator[Gang, None, bool | None]:
+        """All pending gangs: the front is tried and gets start reservations, the others backfill. Returns whether the front
+        is complete, so that no later gang belongs to it; None, once, to repeat the round: a start reservation lapsed that
+        had blocked gangs which were tried before."""
+        availability, pending_table, depth = _availability(view), self._pending_table, self.queue.reservation_depth
+        self._renew_reservations(view)
+        front, reserved, enough, next_ms = list[JobId](), list[JobId](), False, _NEVER
         for gang in pending_table.in_order(view.now_ms):
             if self._may_try(gang.id):
                 self._next_head = gang.id
-                self.kind = _kind(gang, next_ms, view) if promised else "head"
+                self.kind = _kind(gang, next_ms, view) if reserved else "head"
                 yield gang
                 if gang.id not in pending_table.slots:
-                    continue  # it has started, or stepped aside
+                    continue  # it has started, or backs off
             front.append(gang.id)
-            if start_reservations and self._start_reservation(gang, view, behind=len(front) > len(promised) + 1):
-                promised.append(gang.id)
+            if depth and self._reserve_start(gang, view, behind=len(front) > len(reserved) + 1):
+                reserved.append(gang.id)
                 next_ms = min(next_ms, availability.start_reservations[gang.id].start_ms)
-            enough = len(promised) >= start_reservations or len(front) - len(promised) >= _WITHOUT_PROMISE
+            enough = len(reserved) >= depth or len(front) - len(reserved) >= _MAX_UNRESERVED
             if enough:
                 break
         if self.lapsed and not again:
             return None
         self._front = front
-        if start_reservations:
-            self._withdraw_all_but(promised, view)
+        if depth:
+            self._withdraw_all_but(reserved, view)
         if not front:
             return False
-        if start_reservations:
-            starts = [availability.start_reservations[job].start_ms for job in promised]
+        if depth:
+            starts = [availability.start_reservations[job].start_ms for job in reserved]
             self._settled_until = min(starts, default=_NEVER)
-            yield from self._fill(pending_table.all_but(promised), view)
+            yield from self._backfill(pending_table.all_but(reserved), view)
         else:
             self._settled_until = _NEVER
         return enough
 
     def _state(self, view: View) -> tuple[int, ...]:
-        """What a look over all depends on, besides time and those who come and go."""
+        """What a full round depends on, besides time and the pending gangs."""
         availability, table = _availability(view), self._engine.table
         return table.generation, len(table.changes), availability.version, len(availability.reservations)
 
     def _is_settled(self, view: View) -> bool:
-        """Nothing has happened since all were looked over but that some came, and none of them before those in front."""
+        """Since the last full round gangs have only been added, and none of them before the front."""
         pending_table = self._pending_table
         if self._settled is None or view.now_ms > self._settled_until or not pending_table.steady:
             return False
@@ -238,25 +232,22 @@ class BackfillQueue:
         return all(pending_table.place_of(job) > last for job in pending_table.fresh if job in pending_table)
 
     def _withdraw_all_but(self, kept: list[JobId], view: View) -> None:
-        start_reservations = _availability(view).start_reservations
-        if not start_reservations:
-            return
-        for job in [job for job in start_reservations if job in self.gangs and job not in kept]:
-            if job not in self._behind or start_reservations[job].start_ms < view.now_ms:
+        availability = _availability(view)
+        reservations = availability.start_reservations
+        for job in [job for job in reservations if job in self.gangs and job not in kept]:
+            if job not in self._behind or reservations[job].start_ms < view.now_ms:
                 self._behind.discard(job)
-                _availability(view).remove_start_reservation(job)
-                self._pending_table.wake_all()  # it may have been all that stood in someone's way
+                availability.remove_start_reservation(job)
+                self._pending_table.wake_all()  # it may have been all that blocked a gang
 
-    # ----------------------------------------------------------------------------------------- those behind
+    # -------------------------------------------------------------------------------------------- backfill
 
-    def _fill(self, slots: Slots, view: View) -> Iterator[Gang]:
-        """Those behind the promised ones, as far as there is room now, looked at anew after each that was tried."""
+    def _backfill(self, slots: Slots, view: View) -> Iterator[Gang]:
+        """Later gangs that fit now, checked again after each try."""
         pending_table, now_ms = self._pending_table, view.now_ms
-        next_ms = min(
-            [start_reservation.start_ms for start_reservation in _availability(view).start_reservations.values()],
-            default=_NEVER,
-        )
-        while len(slots := pending_table.fitting(slots, self._mosts(), self._gap(view))):
+        reservations = _availability(view).start_reservations.values()
+        next_ms = min([reservation.start_ms for reservation in reservations], default=_NEVER)
+        while len(slots := pending_table.fitting(slots, self._largest_free(), self._gap(view))):
             slot = pending_table.pick(slots, now_ms, self._worth)
             gang = self.gangs[pending_table.job_in(slot)]
             self.kind = _kind(gang, next_ms, view)
@@ -264,105 +255,95 @@ class BackfillQueue:
             slots = [other for other in slots if other != slot] if isinstance(slots, list) else slots[slots != slot]
 
     def _gap(self, view: View) -> Gap | None:
-        """What those behind must fit into, if there is one promise only; else each is tried."""
+        """What later gangs must fit into, if there is only one start reservation; else each is tried."""
         availability = _availability(view)
         if len(availability.start_reservations) != 1 or availability.reservations:
             return None
-        (start_reservation,) = availability.start_reservations.values()
+        (reservation,) = availability.start_reservations.values()
         table, needs = self._engine.table, self._pending_table.needs
 
         def beside() -> list[int]:
-            return [availability.max_spare(start_reservation, resource, view.now_ms) for resource in needs]
+            return [availability.max_spare(reservation, resource, view.now_ms) for resource in needs]
 
         def elsewhere() -> list[int] | None:
-            rows = [table.row[node] for node, _ in start_reservation.places if node in table.row]
+            rows = [table.row[node] for node, _ in reservation.places if node in table.row]
             if len(rows) == len(table.names):
                 return None
             return [most_free(table, resource, rows) for resource in needs]
 
-        return Gap(start_reservation.start_ms - view.now_ms, beside, elsewhere)
+        return Gap(reservation.start_ms - view.now_ms, beside, elsewhere)
 
     def _worth(self) -> list[float]:
-        """What a unit of each resource counts for: more of it is free, and less of it is there in all, the more."""
+        """The value of a unit of each resource: it grows with the free share, and with the scarcity of the resource."""
         table, worth = self._engine.table, []
         for resource in self._pending_table.needs:
             free = int(table.free[table.column_of(resource)].sum())
-            whole = sum(room.get(resource, 0) for room in table.allocatable)
-            worth.append(free / whole / whole if whole else 0.0)
+            total = sum(allocatable.get(resource, 0) for allocatable in table.allocatable)
+            worth.append(free / total / total if total else 0.0)
         return worth
 
     def _may_try(self, job: JobId) -> bool:
-        """It does not sleep, and none of its members is larger than the largest free amount."""
+        """It is not parked, and none of its members exceeds the largest free amount."""
         pending_table = self._pending_table
         slot = pending_table.slots[job]
-        if not pending_table.awake(slot):
+        if not pending_table.active(slot):
             return False
-        for row, most in zip(pending_table.needs.values(), self._mosts(), strict=True):
+        for row, most in zip(pending_table.needs.values(), self._largest_free(), strict=True):
             if pending_table.data.item(row, slot) > most:
                 return False
         return True
 
-    def _mosts(self) -> list[int]:
+    def _largest_free(self) -> list[int]:
         """The largest amount of each resource that is free on one node."""
         table, needs = self._engine.table, self._pending_table.needs
-        at = (table.generation, len(table.changes), len(needs))
-        if self._most_at != at:
-            self._most_at = at
-            self._most = [most_free(table, resource) for resource in needs]
-        return self._most
+        version = (table.generation, len(table.changes), len(needs))
+        if self._largest_version != version:
+            self._largest_version = version
+            self._largest = [most_free(table, resource) for resource in needs]
+        return self._largest
 
-    # ------------------------------------------------------------------------------------------- promises
+    # ---------------------------------------------------------------------------------- start reservations
 
-    def _renew(self, view: View) -> None:
-        """Room has been freed: every promise may move forward, one after another in order, never back."""
+    def _renew_reservations(self, view: View) -> None:
+        """After capacity was freed, start reservations may move forward, in order, but never back."""
         freed, self._freed = self._freed, False
         if freed and self.queue.reservation_depth > 1:
             start_reservations = _availability(view).start_reservations
             for gang in list(self._pending_table.in_order(view.now_ms)):
                 if gang.id in start_reservations:
-                    self._made.pop(gang.id, None)
-                    self._start_reservation(gang, view, tried=False)
+                    self._searched.pop(gang.id, None)
+                    self._reserve_start(gang, view, tried=False)
 
-    def _start_reservation(self, gang: Gang, view: View, *, tried: bool = True, behind: bool = False) -> bool:
-        """A start for a gang that has none yet, or an earlier one, if something has changed since it was given; whether
-        it has one. None is given to whom rules, and not the want of room, keep from starting now: who knows till when."""
-        availability, table, start_reservations = _availability(view), self._engine.table, self.queue.reservation_depth
+    def _reserve_start(self, gang: Gang, view: View, *, tried: bool = True, behind: bool = False) -> bool:
+        """Give a gang a start reservation, or an earlier one if something has changed; returns whether it has one. A gang
+        that rules and not missing capacity prevent from starting now gets none: the time is unknown."""
+        availability, table, depth = _availability(view), self._engine.table, self.queue.reservation_depth
         kept, now = availability.start_reservations.get(gang.id), (availability.version, table.generation)
         if kept is not None and not all(node in table.row for node, _ in kept.places):
-            self._lapse(gang.id, availability)  # a node that it counts on is gone
+            self._lapse(gang.id, availability)  # one of its nodes was removed
             kept = None
         if (
             kept is not None
             and kept.start_ms >= view.now_ms
-            and ((start_reservations > 1 and gang.id in self._made) or self._made.get(gang.id) == now)
-            and not (tried and kept.start_ms == view.now_ms and self._has_room(kept))
+            and ((depth > 1 and gang.id in self._searched) or self._searched.get(gang.id) == now)
+            and not (tried and kept.start_ms == view.now_ms and self._has_capacity(kept))
         ):
             return True
         availability.remove_start_reservation(gang.id)
-        # Where there is one promise only, whoever had it before does not count for the one who is first now.
-        before = self._before(availability) if start_reservations == 1 else []
+        # With a depth of one the reservations of earlier heads do not count for the present head.
+        before = self._replaceable(availability) if depth == 1 else []
         for other in before:
             availability.remove_start_reservation(other.job)
-        start_reservation = self._outlooks.soonest(gang, view)
-        if (
-            kept is not None
-            and view.now_ms <= kept.start_ms
-            and (start_reservation is None or kept.start_ms < start_reservation.start_ms)
-        ):
-            start_reservation = kept  # also when, one by one, its members find no better
-        if (
-            tried
-            and start_reservation is not None
-            and start_reservation.start_ms <= view.now_ms
-            and self._has_room(start_reservation)
-        ):
+        found = self._start_search.soonest(gang, view)
+        if kept is not None and view.now_ms <= kept.start_ms and (found is None or kept.start_ms < found.start_ms):
+            found = kept  # the search, member by member, may miss it
+        if tried and found is not None and found.start_ms <= view.now_ms and self._has_capacity(found):
             refusal = self._refusals.get(gang.id)
-            passed = (
-                refusal is not None and bool(refusal.verdicts) and refusal.verdicts[0].reason.code == "START_RESERVED"
-            )
-            start_reservation = kept if passed and kept is not None and kept.start_ms > view.now_ms else None
-        if start_reservation is not None:
-            availability.add_start_reservation(start_reservation)
+            verdicts = refusal.verdicts if refusal is not None else ()
+            delays = bool(verdicts) and verdicts[0].reason.code == "START_RESERVED"
+            found = kept if delays and kept is not None and kept.start_ms > view.now_ms else None
+        if found is not None:
+            availability.add_start_reservation(found)
             if behind:
                 self._behind.add(gang.id)
             if before:
@@ -373,34 +354,34 @@ class BackfillQueue:
                 availability.add_start_reservation(other)
             if kept is not None:
                 self._lapse(gang.id, availability)
-        self._made[gang.id] = now
-        return start_reservation is not None
+        self._searched[gang.id] = now
+        return found is not None
 
     def _lapse(self, job: JobId, availability: AvailabilityProfile) -> None:
-        """Its promise can not be kept; what it was promised may have been all that stood in someone's way."""
+        """Drop a start reservation that cannot be kept; it may have been all that blocked other gangs."""
         availability.remove_start_reservation(job)
         self._pending_table.wake_all()
         self._freed = self.lapsed = True
 
-    def _before(self, availability: AvailabilityProfile) -> list[StartReservation]:
-        """The promises of this line that give way to that of whoever is first."""
+    def _replaceable(self, availability: AvailabilityProfile) -> list[StartReservation]:
+        """The start reservations of this queue that give way to that of the head."""
         return [
-            p for p in availability.start_reservations.values() if p.job in self.gangs and p.job not in self._behind
+            r for r in availability.start_reservations.values() if r.job in self.gangs and r.job not in self._behind
         ]
 
-    def _has_room(self, start_reservation: StartReservation) -> bool:
+    def _has_capacity(self, reservation: StartReservation) -> bool:
         table = self._engine.table
-        for node, request in start_reservation.places:
+        for node, request in reservation.places:
             row = table.row[node]
-            room, used = table.allocatable[row], table.holds[row].used
-            if any(room.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
+            allocatable, used = table.allocatable[row], table.holds[row].used
+            if any(allocatable.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
                 return False
         return True
 
     # -------------------------------------------------------------------------------------------- for `why`
 
     def needs_capacity(self) -> bool:
-        return bool(self._for_room)
+        return bool(self._needs_capacity)
 
     def refusal_of(self, gang: Gang) -> Refusal | None:
         return self._refusals.get(gang.id)
@@ -409,24 +390,24 @@ class BackfillQueue:
         return self._until.get(job, 0)
 
     def position(self, gang: Gang, view: View | None = None) -> int:
-        """1 for the first in line."""
+        """1 for the first gang."""
         if gang.id not in self._pending_table:
             return len(self.gangs)
         return self._pending_table.position(gang, view.now_ms if view is not None else 0)
 
 
 def _kind(gang: Gang, next_ms: int, view: View) -> StartKind:
-    """How one starts that passes others: before the next of them is to start, or beside what is promised."""
+    """How a gang overtakes others: it ends before the next reserved start, or uses capacity that is not reserved."""
     return "backfill" if view.now_ms + gang.estimate_ms <= next_ms else "spill"
 
 
 def _availability(view: View) -> AvailabilityProfile:
-    assert view.availability is not None, "a line that promises starts needs a book"
+    assert view.availability is not None, "a backfill queue needs an availability profile"
     return view.availability
 
 
-def needs_availability(line: SchedulingQueue | BackfillQueue) -> bool:
-    """Whether someone asks until when runs will hold what they hold: the line itself, or a plugin of its profile."""
-    return isinstance(line, BackfillQueue) or any(
-        getattr(plugin, "needs_availability", False) for plugin in line.profile.layouts
+def needs_availability(queue: SchedulingQueue | BackfillQueue) -> bool:
+    """Whether the queue, or a plugin of its profile, reads the expected ends of runs."""
+    return isinstance(queue, BackfillQueue) or any(
+        getattr(plugin, "needs_availability", False) for plugin in queue.profile.layouts
     )

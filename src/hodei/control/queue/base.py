@@ -1,10 +1,9 @@
-"""Who waits: lines of pending gangs, ready, backing off, or asleep until something that could help them happens.
+"""The scheduling queue of a profile: pending gangs that are ready, back off, or are parked until a trigger fires.
 
-Gangs that no plugin can tell apart form a group and wait behind each other: when its first is refused the whole group
-sleeps, and when it is woken only its first is tried. Groups that ask nodes for the same (of many projects, say) are of one
-kind: when no node has room for one of them, none has for the others, and the whole kind sleeps. So a wake-up costs as many
-tries as there are kinds of work, not as many as there are jobs. Lines of different tenants take turns by the charge of
-what they started.
+Gangs that no plugin distinguishes form a group: when the first is refused the whole group is parked, and when a trigger
+fires only the first is tried. Groups with equal requests to nodes (of different projects, for example) are of one kind:
+if no node has capacity for one of them, none has for the others, and the whole kind is parked. So a wake-up costs as many
+tries as there are kinds of work, not as many as there are jobs. Tenants take turns by the charge of what they started.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
 
-# Ends with the number of the job, so that it stands for the gang.
+# Ends with the number of the job, so that it identifies the gang.
 Order = tuple[int, ...]
 
 
 class _Kind:
-    """Groups whose gangs ask nodes for the same, by their keys. `refusal` is set while all of them sleep."""
+    """Groups with equal requests to nodes, by their keys. `refusal` is set while all of them are parked."""
 
     __slots__ = ("groups", "refusal")
 
@@ -35,7 +34,8 @@ class _Kind:
 
 
 class _Group:
-    """Equal gangs in queue order. `refusal` is set while the group sleeps."""
+    """Equal gangs in queue order. `refusal` is set while the group is parked. `rank`: points and job of its first gang,
+    in a multifactor queue."""
 
     __slots__ = ("alike", "heap", "key", "kind", "rank", "refusal", "tenant")
 
@@ -45,10 +45,10 @@ class _Group:
         self.kind, self.alike = kind, alike
         self.heap: list[Order] = []
         self.refusal: Refusal | None = None
-        self.rank: tuple[int, JobId] | None = None  # of its first, in a line by points
+        self.rank: tuple[int, JobId] | None = None
 
     @property
-    def awake(self) -> bool:
+    def active(self) -> bool:
         return self.refusal is None and self.kind.refusal is None
 
 
@@ -60,37 +60,38 @@ class SchedulingQueue:
         self.gangs: dict[JobId, Gang] = {}
         self._groups: dict[Hashable, _Group] = {}
         self._kinds: dict[Hashable, _Kind] = {}
-        # Those of either that sleep.
-        self._asleep: dict[Hashable, _Group] = {}
-        self._kinds_asleep: dict[Hashable, _Kind] = {}
+        self._parked: dict[Hashable, _Group] = {}
+        self._parked_kinds: dict[Hashable, _Kind] = {}
+        # By tenant: the first gangs of active groups, the virtual time, and the number of pending gangs.
         self._ready: dict[str, list[Order]] = {}
         self._turns: dict[str, int] = {}
         self._clock = 0
-        self._waiting: Counter[str] = Counter()
+        self._pending: Counter[str] = Counter()
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
+        # Gangs that form groups of their own, because of their labels.
         self._apart: dict[JobId, Hashable] = {}
-        # All who wait, by order: those of each tenant among themselves. For their places in line.
-        self._standing: dict[Hashable, SortedKeys[Order]] = {}
+        # All gangs in queue order, by tenant, for `position`.
+        self._positions: dict[Hashable, SortedKeys[Order]] = {}
 
     def __len__(self) -> int:
         return len(self.gangs)
 
-    # ------------------------------------------------------------------------------------ coming and going
+    # ----------------------------------------------------------------------------------- adding, removing
 
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
         self._admit(gang)
         tenant = gang.tenant
-        if not self._waiting[tenant]:
-            # A tenant that was idle joins at the present turn: it has not saved any up. One that waits keeps its own.
+        if not self._pending[tenant]:
+            # A tenant that was idle joins at the present turn: turns are not saved up.
             self._turns[tenant] = max(self._turns.get(tenant, 0), self._clock)
-        self._waiting[tenant] += 1
+        self._pending[tenant] += 1
         self.gangs[gang.id] = gang
-        among = self._among(gang)
-        standing = self._standing.get(among)
-        if standing is None:
-            standing = self._standing[among] = SortedKeys()
-        standing.add(gang.order, self.profile.queue.charge(gang))
+        key = self._position_key(gang)
+        positions = self._positions.get(key)
+        if positions is None:
+            positions = self._positions[key] = SortedKeys()
+        positions.add(gang.order, self.profile.queue.charge(gang))
         if not_before_ms > now_ms:
             self._until[gang.id] = not_before_ms
             heapq.heappush(self._backoff, (not_before_ms, gang.id))
@@ -100,27 +101,27 @@ class SchedulingQueue:
     def _admit(self, gang: Gang) -> None:
         self.profile.admit(gang)
 
-    def _among(self, gang: Gang) -> Hashable:
-        """Which others it can be compared with by its order alone."""
+    def _position_key(self, gang: Gang) -> Hashable:
+        """Gangs with equal keys are compared by their order alone."""
         return gang.tenant
 
     def remove(self, job: JobId) -> Gang | None:
-        """Take a gang out; its entries in the heaps are skipped when they come up."""
+        """Remove a gang; its entries in the heaps are skipped later."""
         self._until.pop(job, None)
         self._apart.pop(job, None)
         gang = self.gangs.pop(job, None)
         if gang is not None:
-            self._waiting[gang.tenant] -= 1
-            among = self._among(gang)
-            standing = self._standing[among]
-            standing.remove(gang.order)
-            if not standing:
-                del self._standing[among]
-            self._expose(gang.group)
+            self._pending[gang.tenant] -= 1
+            key = self._position_key(gang)
+            positions = self._positions[key]
+            positions.remove(gang.order)
+            if not positions:
+                del self._positions[key]
+            self._update_group(gang.group)
         return gang
 
     def set_inherited_priority(self, job: JobId, to: int | None) -> None:
-        """More important work waits for this gang, or no longer does: it goes where it belongs."""
+        """Move a gang to the position of a priority that it inherits; None for its own."""
         gang = self.gangs.get(job)
         if gang is not None and gang.inherited_priority != to:
             until = self._until.get(job, 0)
@@ -133,40 +134,40 @@ class SchedulingQueue:
         self._turns[gang.tenant] += self.profile.queue.charge(gang)
         self.remove(gang.id)
 
-    def take_turns_of(self, other: SchedulingQueue) -> None:
-        """Tenants go on with what they have been charged in another line, which this one takes the place of."""
+    def copy_turns(self, other: SchedulingQueue) -> None:
+        """Take over the charges of tenants from the queue that this one replaces."""
         self._turns, self._clock = dict(other._turns), other._clock
 
     # ------------------------------------------------------------------------------------------- the order
 
     def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
-        """Gangs to try, in order; the caller must say `started`, `refused` or `back_off` of each before the next."""
+        """Gangs to try, in order; for each the caller must call `started`, `refused` or `back_off` before the next."""
         while (gang := self._next()) is not None:
             yield gang
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
-        """The group of `gang` sleeps until one of the refusal's cures."""
+        """Park the group of the gang, or its kind, until a trigger of the refusal fires."""
         if refusal.by_labels and gang.id not in self._apart:
-            self._set_apart(gang)
+            self._separate(gang)
         group = self._groups[gang.group]
         if refusal.by_nodes and gang.id not in self._apart:
             group.kind.refusal = refusal
-            self._kinds_asleep[gang.alike] = group.kind
+            self._parked_kinds[gang.alike] = group.kind
         else:
             group.refusal = refusal
-            self._asleep[gang.group] = group
+            self._parked[gang.group] = group
 
-    def _set_apart(self, gang: Gang) -> None:
-        """Others of its group may be free to go: from now on it waits among those with its project and labels."""
+    def _separate(self, gang: Gang) -> None:
+        """Move a gang to a group of its project and labels: the others of its group may be schedulable."""
         before, labels = gang.group, tuple(sorted(gang.job.labels.items()))
         gang.group = self._apart[gang.id] = (before, gang.job.project, labels)
         heapq.heappush(self._group_of(gang).heap, gang.order)
-        self._expose(before)
+        self._update_group(before)
 
     def _group_of(self, gang: Gang) -> _Group:
         group = self._groups.get(gang.group)
         if group is None:
-            # One that was set apart is not like the others of its kind any more.
+            # A separated gang is not of its kind any more.
             alike = gang.group if gang.id in self._apart else gang.alike
             kind = self._kinds.get(alike)
             if kind is None:
@@ -178,26 +179,26 @@ class SchedulingQueue:
         return group
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
-        """This gang alone steps aside for a while; the others of its group go on."""
+        """Only this gang waits; the others of its group stay active."""
         self._until[gang.id] = until_ms
         heapq.heappush(self._backoff, (until_ms, gang.id))
-        self._expose(gang.group)
+        self._update_group(gang.group)
 
     def wake(self, *triggers: Trigger) -> None:
-        for alike, kind in list(self._kinds_asleep.items()):
+        for alike, kind in list(self._parked_kinds.items()):
             if kind.refusal is not None and not set(triggers).isdisjoint(kind.refusal.requeue_on):
                 kind.refusal = None
-                del self._kinds_asleep[alike]
+                del self._parked_kinds[alike]
                 self._kind_woken(alike, kind)
-        for key, group in list(self._asleep.items()):
+        for key, group in list(self._parked.items()):
             if group.refusal is not None and not set(triggers).isdisjoint(group.refusal.requeue_on):
                 group.refusal = None
-                del self._asleep[key]
-                self._expose(key)
+                del self._parked[key]
+                self._update_group(key)
 
     def _kind_woken(self, alike: Hashable, kind: _Kind) -> None:
         for key in list(kind.groups):
-            self._expose(key)
+            self._update_group(key)
 
     def wake_due(self, now_ms: int) -> None:
         while self._backoff and self._backoff[0][0] <= now_ms:
@@ -212,10 +213,10 @@ class SchedulingQueue:
         return self._backoff[0][0] if self._backoff else None
 
     def needs_capacity(self) -> bool:
-        """Whether somebody here is kept waiting by what others hold."""
-        asleep = [kind.refusal for kind in self._kinds_asleep.values()]
-        asleep += [group.refusal for group in self._asleep.values()]
-        return any(refusal is not None and refusal.for_capacity for refusal in asleep)
+        """Whether preemption could help a gang here."""
+        parked = [kind.refusal for kind in self._parked_kinds.values()]
+        parked += [group.refusal for group in self._parked.values()]
+        return any(refusal is not None and refusal.for_capacity for refusal in parked)
 
     # -------------------------------------------------------------------------------------------- for `why`
 
@@ -227,59 +228,59 @@ class SchedulingQueue:
         return self._until.get(job, 0)
 
     def position(self, gang: Gang, view: View | None = None) -> int:
-        """1 for the first in line, by the order in which gangs would be tried if each found room."""
-        mine = self._standing[gang.tenant]
+        """1 for the first gang, in the order of tries if every gang fitted."""
+        mine = self._positions[gang.tenant]
         ahead = mine.before(gang.order)
-        if len(self._standing) == 1:
+        if len(self._positions) == 1:
             return 1 + ahead
         turn = self._turns[gang.tenant] + mine.weight_before(gang.order)
-        for tenant, standing in self._standing.items():
+        for tenant, positions in self._positions.items():
             if tenant != gang.tenant:
-                # Tenants with the same turn go by their names.
-                ahead += standing.lighter(turn - self._turns[str(tenant)], or_equal=str(tenant) < gang.tenant)
+                # Tenants with equal turns go by name.
+                ahead += positions.lighter(turn - self._turns[str(tenant)], or_equal=str(tenant) < gang.tenant)
         return 1 + ahead
 
-    # ---------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------------- groups
 
     def _queue(self, gang: Gang) -> None:
         group = self._group_of(gang)
         heapq.heappush(group.heap, gang.order)
         if group.refusal is None and group.heap[0] is gang.order:
-            self._show(group)
+            self._make_ready(group)
 
-    def _waits(self, order: Order, key: Hashable) -> bool:
-        """Whether an entry of the group `key` still stands for a gang that waits there."""
+    def _is_current(self, order: Order, key: Hashable) -> bool:
+        """Whether an entry of the group `key` still belongs to a gang of the group."""
         job = order[-1]
         gang = self.gangs.get(job)
         if gang is None or gang.order != order or job in self._until:
             return False
         return job not in self._apart or self._apart[job] == key
 
-    def _expose(self, key: Hashable) -> None:
-        """Bring the first of a group that is awake to the front of its line; drop a group that is empty."""
+    def _update_group(self, key: Hashable) -> None:
+        """Make the first gang of an active group ready; drop an empty group."""
         group = self._groups.get(key)
         if group is None:
             return
-        # The last of a heap goes at no cost. Arrays go from the last on: else all of them would be popped at the first's end.
-        while group.heap and not self._waits(group.heap[-1], key):
+        # Removing the last entry of a heap costs nothing, and arrays are cancelled from the last element on.
+        while group.heap and not self._is_current(group.heap[-1], key):
             group.heap.pop()
-        while group.heap and not self._waits(group.heap[0], key):
+        while group.heap and not self._is_current(group.heap[0], key):
             heapq.heappop(group.heap)
         if not group.heap:
-            self._dissolve(group)
+            self._drop_group(group)
         elif group.refusal is None:
-            self._show(group)
+            self._make_ready(group)
 
-    def _dissolve(self, group: _Group) -> None:
+    def _drop_group(self, group: _Group) -> None:
         del self._groups[group.key]
-        self._asleep.pop(group.key, None)
+        self._parked.pop(group.key, None)
         del group.kind.groups[group.key]
         if not group.kind.groups:
             del self._kinds[group.alike]
-            self._kinds_asleep.pop(group.alike, None)
+            self._parked_kinds.pop(group.alike, None)
 
-    def _show(self, group: _Group) -> None:
-        """The first of a group comes to the front of its line, unless all of its kind sleep."""
+    def _make_ready(self, group: _Group) -> None:
+        """Make the first gang of a group ready, unless its kind is parked."""
         if group.kind.refusal is not None:
             return
         tenant = group.tenant
@@ -298,7 +299,7 @@ class SchedulingQueue:
                 gang = self.gangs.get(heap[0][-1])
                 if gang is not None and gang.order == heap[0] and gang.id not in self._until:
                     group = self._groups.get(gang.group)
-                    if group is not None and group.awake and group.heap and group.heap[0] == heap[0]:
+                    if group is not None and group.active and group.heap and group.heap[0] == heap[0]:
                         return gang
                 heapq.heappop(heap)
             del self._ready[tenant]

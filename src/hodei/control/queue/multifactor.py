@@ -1,9 +1,9 @@
-"""Who waits in a line whose order changes while they wait: with age, and with fair share.
+"""The multifactor queue: its order changes with the age of jobs and with fair share.
 
-Equal gangs of equal priority stand behind each other by submission, which no passing of time changes; so it is enough to
-compare the first of each group. They are ranked as of one moment, because all grow older at one rate: all ranks are
-worked out anew only when someone has reached the most that age can give, at most once a minute, and those of one project
-when its own factor of fair share has changed. In between, who is first is found in heaps, one for each kind of work.
+Equal gangs of equal priority are ordered by submission, at any time; so only the first of each group is compared. All
+gangs age at one rate, so ranks are computed as of one moment. They are all computed again only when a gang has reached
+the maximum of the age factor, at most once a minute; those of one project when its fair-share factor has changed. In
+between heaps find the first gang, one heap for each kind of work.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
 
 _RANKED_EVERY_MS = 60_000
-# (points below zero, order, job, group): the first of a group, if the group's rank is still this one.
+# (negative points, order, job, group): the first of a group, valid while the group has this rank.
 _Entry = tuple[int, tuple[int, ...], JobId, Hashable]
 
 
 class MultifactorQueue(SchedulingQueue):
-    """A Line whose queue has `rank_milli`: the most points first, ties by priority and submission. Its order begins with
-    the priority below zero and the time since when it waits."""
+    """For a queue plugin with `rank_milli`: most points first, ties by priority and submission. The order of a gang begins
+    with the negative priority and the time of queueing."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
         self._ranking: Any = profile.queue
         self._heaps: dict[Hashable, list[_Entry]] = {}
-        self._awake: dict[Hashable, None] = {}
+        self._active: dict[Hashable, None] = {}
         self._of_project: dict[str, dict[Hashable, None]] = {}
         self._as_of: View | None = None
         self._version = -1
-        # When the first of those that are ranked has all that age can give; None if nobody ever will.
+        # When the first ranked gang reaches the maximum of the age factor; None for never.
         self._grown_ms: int | None = None
-        # Groups whose first has changed before there was a moment to rank it as of.
+        # Groups whose first gang changed before the first ranking.
         self._unranked: dict[Hashable, None] = {}
 
     def _admit(self, gang: Gang) -> None:
@@ -45,8 +45,8 @@ class MultifactorQueue(SchedulingQueue):
 
     # ----------------------------------------------------------------------------------------------- ranks
 
-    def _rank_anew(self, view: View) -> None:
-        """All that is not as of now any more."""
+    def _update_ranks(self, view: View) -> None:
+        """Compute outdated ranks: all of them, or those of projects whose shares have changed."""
         shares, as_of = view.shares, self._as_of
         changed = shares.changed_since(self._version) if shares is not None and as_of is not None else []
         if as_of is None or changed is None or self._outgrown(as_of.now_ms, view.now_ms):
@@ -68,11 +68,11 @@ class MultifactorQueue(SchedulingQueue):
         self._unranked = {}
 
     def _outgrown(self, as_of_ms: int, now_ms: int) -> bool:
-        """Whether some no longer grow older at the rate of the others."""
+        """Whether some gangs do not age at the common rate any more."""
         return self._grown_ms is not None and now_ms >= max(self._grown_ms, as_of_ms + _RANKED_EVERY_MS)
 
     def _rank(self, key: Hashable) -> None:
-        """The first of a group into the heap of its kind, if it is not there as it is."""
+        """Put the first gang of a group into the heap of its kind, unless it is there."""
         group = self._groups.get(key)
         if group is None or group.refusal is not None or not group.heap:
             return
@@ -90,22 +90,22 @@ class MultifactorQueue(SchedulingQueue):
         heapq.heappush(self._heaps.setdefault(group.alike, []), (-points, order, job, key))
         self._of_project.setdefault(gang.job.project, {})[key] = None
         if group.kind.refusal is None:
-            self._awake[group.alike] = None
+            self._active[group.alike] = None
 
-    def _show(self, group: _Group) -> None:
+    def _make_ready(self, group: _Group) -> None:
         if self._as_of is None:
             self._unranked[group.key] = None
         else:
             self._rank(group.key)
 
     def _kind_woken(self, alike: Hashable, kind: _Kind) -> None:
-        self._awake[alike] = None
+        self._active[alike] = None
 
     # ------------------------------------------------------------------------------------------- the order
 
     def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         assert view is not None
-        self._rank_anew(view)
+        self._update_ranks(view)
         while (entry := self._take()) is not None:
             _, _, job, key = entry
             group, done = self._groups[key], False
@@ -114,22 +114,22 @@ class MultifactorQueue(SchedulingQueue):
                 yield self.gangs[job]
                 done = True
             finally:
-                if not done or not group.awake:
-                    self._rank(key)  # not decided (enough for this step), or asleep with all of its kind
+                if not done or not group.active:
+                    self._rank(key)  # not decided in this step, or parked with its kind
             if not self.is_ranked(view):
-                self._rank_anew(view)
+                self._update_ranks(view)
 
     def is_ranked(self, view: View) -> bool:
-        """Whether the ranks are still those of the shares as they are now."""
+        """Whether the ranks are those of the present shares."""
         return view.shares is None or view.shares.version == self._version
 
     def _take(self) -> _Entry | None:
-        """The first of all whose kind and group are awake, out of its heap."""
+        """Pop the first entry of an active kind and group."""
         best: tuple[_Entry, Hashable] | None = None
-        for alike in list(self._awake):
+        for alike in list(self._active):
             entry = self._first_of(alike)
             if entry is None:
-                del self._awake[alike]
+                del self._active[alike]
             elif best is None or entry < best[0]:
                 best = (entry, alike)
         if best is None:
@@ -158,21 +158,21 @@ class MultifactorQueue(SchedulingQueue):
         return None
 
     def position(self, gang: Gang, view: View | None = None) -> int:
-        """A look at each account and priority, not at each gang: among those who share both, who came first is first."""
+        """Compares accounts and priorities instead of single gangs: gangs that share both are ordered by submission."""
         assert view is not None
         ranking, order, ahead = self._ranking, gang.order, 0
         points, shares = ranking.rank_milli(gang, view), dict[str, int]()
-        for standing in self._standing.values():
-            other = self.gangs[standing.first[-1]]
+        for positions in self._positions.values():
+            other = self.gangs[positions.first[-1]]
             tenant, minus_priority = other.tenant, other.order[0]
             share = shares.get(tenant)
             if share is None:
                 share = shares[tenant] = ranking.share_milli(other, view)
-            age = points + minus_priority * 1000 - share  # with more than so much of age they are ahead
-            more = standing.before((minus_priority, ranking.queued_before_ms(age + 1, view.now_ms) + 1))
-            as_much = standing.before((minus_priority, ranking.queued_before_ms(age, view.now_ms) + 1))
-            ahead += more if more == as_much else min(max(standing.before(order), more), as_much)
+            age = points + minus_priority * 1000 - share  # gangs with more points for age are ahead
+            more = positions.before((minus_priority, ranking.queued_before_ms(age + 1, view.now_ms) + 1))
+            at_least = positions.before((minus_priority, ranking.queued_before_ms(age, view.now_ms) + 1))
+            ahead += more if more == at_least else min(max(positions.before(order), more), at_least)
         return 1 + ahead
 
-    def _among(self, gang: Gang) -> Hashable:
+    def _position_key(self, gang: Gang) -> Hashable:
         return gang.tenant, gang.order[0]

@@ -1,8 +1,8 @@
-"""One order over the lines of all profiles, which share the nodes: whose turn is next in a step.
+"""One order over the queues of all profiles, which share the nodes.
 
-Each line keeps its own order. Among the gangs that are next in their lines, the one with the highest priority goes first;
-ties go to the one that has waited longest, then to the lower job number. So a critical job of any profile is tried before
-a low job of any other, whatever the profiles are called. A step looks at the first of each line, never at a whole line.
+Each queue keeps its own order. Of the first gangs of all queues the one with the highest priority is next; ties go to the
+one that has waited longest, then to the lower job number. So a critical job is tried before a low job of any profile. Only
+the first gang of each queue is compared.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ _Key = tuple[int, int, int]
 
 
 class ProfileQueue:
-    """One line's part in a step. `holds`: its gangs that have room being made for them and may start elsewhere now, in
-    the line's order. `per_node`: has members of jobs for every node, which stand in the line too. `tried` and `refused`
-    count its gangs in this step."""
+    """A queue within one step. `holds`: its gangs with a hold that may start elsewhere now, in queue order. `per_node`: has
+    members of per-node jobs, which take their turn in the queue. `tried` and `refused` count gangs of this step."""
 
     __slots__ = ("holds", "name", "per_node", "queue", "refused", "tried")
 
@@ -31,20 +30,21 @@ class ProfileQueue:
         self.tried = self.refused = 0
 
 
-def next_gangs(turns: list[ProfileQueue], view: View) -> Iterator[tuple[ProfileQueue, Gang | Hold]]:
-    """What to try next, and whose line it is from. As with `SchedulingQueue.ready`, the caller must decide each before the next."""
-    if len(turns) == 1:
-        (turn,) = turns
-        for item in _of_line(turn, view):
-            yield turn, item
+def next_gangs(queues: list[ProfileQueue], view: View) -> Iterator[tuple[ProfileQueue, Gang | Hold]]:
+    """What to try, in order, with its queue. As with `SchedulingQueue.ready`, the caller must decide each before the
+    next."""
+    if len(queues) == 1:
+        (source,) = queues
+        for item in _items(source, view):
+            yield source, item
         return
-    streams = [stream for turn in turns if not (stream := _Stream(turn, view)).over]
+    streams = [stream for source in queues if not (stream := _Stream(source, view)).over]
     try:
         while streams:
             first = min(streams, key=_key)
             taken = first.take()
             if taken is not None:
-                yield first.turn, taken
+                yield first.source, taken
             if first.over:
                 streams.remove(first)
     finally:
@@ -53,39 +53,39 @@ def next_gangs(turns: list[ProfileQueue], view: View) -> Iterator[tuple[ProfileQ
 
 
 class _Stream:
-    """The gangs of one line, with a look at the next one."""
+    """The items of one queue, with a preview of the next one."""
 
-    __slots__ = ("_items", "_next", "_view", "key", "over", "turn")
+    __slots__ = ("_items", "_next", "_view", "key", "over", "source")
 
-    def __init__(self, turn: ProfileQueue, view: View) -> None:
-        self.turn, self._view, self.over = turn, view, False
-        self._items = _of_line(turn, view)
+    def __init__(self, source: ProfileQueue, view: View) -> None:
+        self.source, self._view, self.over = source, view, False
+        self._items = _items(source, view)
         self._next: Gang | Hold | None = None
-        if isinstance(turn.queue, BackfillQueue) and turn.queue.gangs:
-            # A look at its next gang would make promises. That waits until one of its gangs could be next of all.
-            keys = [_key_of(hold.gang) for hold in turn.holds]
-            if (of_member := turn.per_node.first_key(turn.name)) is not None:
+        if isinstance(source.queue, BackfillQueue) and source.queue.gangs:
+            # A preview would make start reservations; it waits until one of its gangs could be the next of all.
+            keys = [_key_of(hold.gang) for hold in source.holds]
+            if (of_member := source.per_node.first_key(source.name)) is not None:
                 keys.append(of_member)
-            self.key: _Key = min([(-turn.queue.highest_priority(), 0, 0), *keys])
+            self.key: _Key = min([(-source.queue.highest_priority(), 0, 0), *keys])
         else:
-            self._look()
+            self._preview()
 
     def take(self) -> Gang | Hold | None:
-        """The next one, if it is still the first of its line; None: look again which line is first."""
-        item, queue = self._next, self.turn.queue
-        of_line = isinstance(item, Gang) and not item.joins
-        if of_line and isinstance(queue, MultifactorQueue) and not queue.is_ranked(self._view):
-            # What another line has started has changed the shares, and with them the order of this one.
+        """The next item, if it is still the first of its queue; None: compare the queues again."""
+        item, queue = self._next, self.source.queue
+        queued = isinstance(item, Gang) and not item.joins
+        if queued and isinstance(queue, MultifactorQueue) and not queue.is_ranked(self._view):
+            # A start from another queue has changed the shares, and with them the order of this queue.
             self._items.close()
-            self._items, item = _of_line(self.turn, self._view), None
+            self._items, item = _items(self.source, self._view), None
         if item is None:
-            self._look()
+            self._preview()
             return None
         self._next = None
-        self.key = (-1 << 62, 0, 0)  # until it is decided nothing can be said of those behind it
+        self.key = (-1 << 62, 0, 0)  # the following item is known only after the decision about this one
         return item
 
-    def _look(self) -> None:
+    def _preview(self) -> None:
         self._next = next(self._items, None)
         if self._next is None:
             self.over = True
@@ -104,29 +104,29 @@ def _key_of(gang: Gang) -> _Key:
     return -gang.priority, gang.queued_ms, gang.id
 
 
-def _of_line(turn: ProfileQueue, view: View) -> Generator[Gang | Hold, None, None]:
-    """What one line has to try, in its own order."""
-    if turn.queue.gangs:
-        ready = turn.queue.ready(view)
+def _items(source: ProfileQueue, view: View) -> Generator[Gang | Hold, None, None]:
+    """What one queue has to try, in its own order."""
+    if source.queue.gangs:
+        ready = source.queue.ready(view)
         try:
             for gang in ready:
-                yield from _before(gang.order, turn)
+                yield from _before(gang.order, source)
                 yield gang
         finally:
             ready.close()
-    yield from _before(None, turn)
+    yield from _before(None, source)
 
 
-def _before(order: tuple[int, ...] | None, turn: ProfileQueue) -> Generator[Gang | Hold, None, None]:
-    """Holds and members of jobs for every node that come before this place in line; None: all of them."""
-    holds, per_node = turn.holds, turn.per_node
+def _before(order: tuple[int, ...] | None, source: ProfileQueue) -> Generator[Gang | Hold, None, None]:
+    """Holds and members of per-node jobs that come before this order; None: all of them."""
+    holds, per_node = source.holds, source.per_node
     while True:
-        first = per_node.first(turn.name)
+        first = per_node.first(source.name)
         if holds and (first is None or holds[0].gang.order < first):
             if order is not None and holds[0].gang.order >= order:
                 return
             yield holds.pop(0)
         elif first is not None and (order is None or first < order):
-            yield per_node.take(turn.name)
+            yield per_node.take(source.name)
         else:
             return

@@ -1,7 +1,7 @@
-"""Keys in order that can say how many stand before one of them: for places in line, without a walk over all who wait.
+"""Sorted keys that know how many keys precede one of them: queue positions without a walk over the queue.
 
-The keys are kept in chunks, so that coming, going and counting touch a few hundred of them at most. A key may have a weight
-(what it costs its tenant, in a line where tenants take turns); then the sum of the weights before it is known as well.
+The keys are kept in chunks, so that adding, removing and counting touch a few hundred keys at most. A key may have a
+weight (the charge of its tenant); then the sum of the weights before it is known as well.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
-# A chunk of twice as many is cut in two.
+# A chunk of twice this size is split.
 _CHUNK = 512
 
 
 class SortedKeys(Generic[K]):
-    """Each key at most once. A weight that was given with a key must be given again when the key goes."""
+    """Each key at most once."""
 
     __slots__ = ("_chunks", "_lasts", "_len", "_weights")
 
@@ -44,10 +44,10 @@ class SortedKeys(Generic[K]):
 
     @property
     def first(self) -> K:
-        """IndexError if there is none."""
+        """IndexError if it is empty."""
         return self._chunks[0][0]  # type: ignore[no-any-return]
 
-    # ------------------------------------------------------------------------------------ coming and going
+    # ----------------------------------------------------------------------------------- adding, removing
 
     def add(self, key: K, weight: int = 0) -> None:
         self._len += 1
@@ -60,7 +60,7 @@ class SortedKeys(Generic[K]):
             if self._weights is not None:
                 self._weights.append([weight])
             return
-        if key > lasts[-1]:  # most come after all the others
+        if key > lasts[-1]:  # the usual case
             at = len(lasts) - 1
             lasts[at] = key
             chunk = chunks[at]
@@ -74,11 +74,10 @@ class SortedKeys(Generic[K]):
                 self._weights[at].insert(bisect_left(chunk, key), weight)
             insort(chunk, key)
         if len(chunk) >= 2 * _CHUNK:
-            self._cut(at)
+            self._split(at)
 
-    def _cut(self, at: int) -> None:
-        # Those who come after all the others leave full chunks behind them.
-        middle = _CHUNK
+    def _split(self, at: int) -> None:
+        middle = _CHUNK  # keys that are added in order leave full chunks
         chunk = self._chunks[at]
         self._chunks[at : at + 1] = [chunk[:middle], chunk[middle:]]
         self._lasts.insert(at, chunk[middle - 1])
@@ -87,7 +86,7 @@ class SortedKeys(Generic[K]):
             self._weights[at : at + 1] = [weights[:middle], weights[middle:]]
 
     def remove(self, key: K) -> None:
-        """KeyError if it is not there."""
+        """KeyError if it is not a key."""
         at = bisect_left(self._lasts, key)
         chunk = self._chunks[at] if at < len(self._lasts) else []
         place = bisect_left(chunk, key)
@@ -112,7 +111,7 @@ class SortedKeys(Generic[K]):
     # -------------------------------------------------------------------------------------------- counting
 
     def before(self, key: K) -> int:
-        """How many are smaller."""
+        """The number of smaller keys."""
         at = bisect_left(self._lasts, key)
         if at == len(self._lasts):
             return self._len
@@ -120,7 +119,7 @@ class SortedKeys(Generic[K]):
         return inside + sum(map(len, self._chunks[:at])) if at else inside
 
     def weight_before(self, key: K) -> int:
-        """The sum of the weights of those that are smaller."""
+        """The sum of the weights of smaller keys."""
         if self._weights is None:
             return 0
         at = bisect_left(self._lasts, key)
@@ -130,14 +129,14 @@ class SortedKeys(Generic[K]):
         return total
 
     def lighter(self, than: int, *, or_equal: bool) -> int:
-        """How many have less (or no more) than that before them, by weight. Weights must not be negative."""
+        """How many keys have less (or no more) weight than that before them. Weights must not be negative."""
         if than < 0 or (than == 0 and not or_equal):
             return 0
         if self._weights is None:
             return self._len
         counted = behind = 0
         for weights in self._weights:
-            sums = list(accumulate(weights, initial=behind))  # what stands before each, and before the next chunk
+            sums = list(accumulate(weights, initial=behind))  # the weight before each key, and before the next chunk
             behind = sums.pop()
             here = bisect_right(sums, than) if or_equal else bisect_left(sums, than)
             counted += here

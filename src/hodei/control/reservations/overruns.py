@@ -1,11 +1,11 @@
-"""Work that stays longer than it may: it is told to go when its room is due to others, if the policy says so.
+"""Enforcement of time: runs that stay longer than allowed are stopped when others are due their capacity.
 
-Two kinds of room are due. Room that a waiting job was promised: who went ahead of it (backfill) did so on the word of an
-estimate, and in a line with `overrun = "stop"` is held to it. And room that is reserved: a reservation may say that others
-are cleared off when its window begins (`at_start`), and that its own project's runs go when it ends (`at_end`).
+Overruns: a backfilled run started ahead of a pending job because of its estimate; in a queue with `overrun = "stop"` it is
+stopped when it exceeds the estimate and blocks a start reservation. Reservations: other runs may be evicted when a window
+starts (`at_start`), and runs of its own project when it ends (`at_end`).
 
-Everything here follows from runs, promises and bookings, so that it is the same after a restart. Never more is told to go
-than is needed; what is going already is not told again.
+Everything follows from runs, start reservations and reservations, so that it is the same after a restart. No more runs
+are stopped than needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STOP = "stop"
 
 
 class OverrunEnforcement:
-    """Backfilled runs whose estimate is over, and the promised jobs that could start if they were gone."""
+    """Stops backfilled runs that have exceeded their estimates and block a start reservation."""
 
     def __init__(
         self, cluster: ClusterState, lifecycle: JobLifecycle, queues: Mapping[str, SchedulingQueue | BackfillQueue]
@@ -38,7 +38,7 @@ class OverrunEnforcement:
         self._over: set[RunId] = set()
 
     def watch(self, job: Job) -> None:
-        """The job was placed, or is known again after a restart."""
+        """The job was placed or restored."""
         queue = self._queues.get(job.spec.profile)
         if queue is None or getattr(queue.profile.queue, "overrun", "") != STOP:
             return
@@ -48,11 +48,11 @@ class OverrunEnforcement:
                 heapq.heappush(self._due, (end_ms, run.id))
 
     def next_ms(self) -> int | None:
-        """When the next estimate is over."""
+        """When the next run exceeds its estimate."""
         return self._due[0][0] if self._due else None
 
     def enforce(self, now_ms: int) -> None:
-        """Whoever is over time and keeps a promised job from starting now is told to go."""
+        """Stop the overruns without which a job with a start reservation could start now."""
         while self._due and self._due[0][0] <= now_ms:
             self._over.add(heapq.heappop(self._due)[1])
         if not self._over:
@@ -63,105 +63,102 @@ class OverrunEnforcement:
             return
         self._cluster.table.settle()
         nodes = {run.node for run in staying.values()}
-        spoken_for: dict[NodeName, Resources] = {}
-        start_reservations = self._cluster.availability.start_reservations.values()
-        for start_reservation in sorted(
-            start_reservations, key=lambda start_reservation: (start_reservation.start_ms, start_reservation.job)
-        ):
-            wanted = _by_node(start_reservation.places)
-            if not nodes.isdisjoint(wanted):
-                for run in self._in_the_way(wanted, staying, spoken_for):
-                    self._stop(run, start_reservation, now_ms)
-            for node, request in wanted.items():
-                _add(spoken_for.setdefault(node, {}), request)
+        reserved: dict[NodeName, Resources] = {}  # by earlier start reservations
+        reservations = self._cluster.availability.start_reservations.values()
+        for reservation in sorted(reservations, key=lambda reservation: (reservation.start_ms, reservation.job)):
+            needed = _by_node(reservation.places)
+            if not nodes.isdisjoint(needed):
+                for run in self._blocking(needed, staying, reserved):
+                    self._stop(run, reservation, now_ms)
+            for node, request in needed.items():
+                _add(reserved.setdefault(node, {}), request)
 
-    def _in_the_way(
-        self, wanted: Mapping[NodeName, Resources], over: Mapping[RunId, Run], spoken_for: Mapping[NodeName, Resources]
+    def _blocking(
+        self, needed: Mapping[NodeName, Resources], over: Mapping[RunId, Run], reserved: Mapping[NodeName, Resources]
     ) -> list[Run]:
-        """The fewest of those over time without whom there is room for all that is wanted; none if that is not enough."""
+        """The fewest overruns whose stop makes room for all that is needed; none if it is not enough."""
         out: list[Run] = []
         table = self._cluster.table
-        for name in sorted(wanted):
+        for name in sorted(needed):
             row = table.row.get(name)
             if row is None or not table.nodes[row].ready or table.nodes[row].cordoned:
                 return []
             here = on_node(self._cluster, name)
-            lacking = dict(wanted[name])
-            _add(lacking, spoken_for.get(name, {}))
-            _add(lacking, _together(here))
+            lacking = dict(needed[name])
+            _add(lacking, reserved.get(name, {}))
+            _add(lacking, _total(here))
             _add(lacking, table.allocatable[row], sign=-1)
-            lacking = {resource: lacking[resource] for resource in wanted[name] if lacking[resource] > 0}
+            lacking = {resource: lacking[resource] for resource in needed[name] if lacking[resource] > 0}
             picked = fewest(lacking, [one for one in here if one.run.id in over])
             if picked is None:
                 return []
             out += [one.run for one in picked]
         return out
 
-    def _stop(self, run: Run, start_reservation: StartReservation, now_ms: int) -> None:
+    def _stop(self, run: Run, reservation: StartReservation, now_ms: int) -> None:
         job = self._cluster.jobs.get(run.job)
         if job is None or not _stays(self._cluster.run(run.id)):
-            return  # it goes already, with another member of its gang
+            return  # it was stopped with another member of its gang
         allowed = format_duration(
             self._cluster.availability.expected_end_ms(run.id) - (run.started_ms or run.placed_ms)
         )
-        detail = f"its estimate of {allowed} while job {start_reservation.job} was promised its room"
-        self._cluster.emit("job.overrun", now_ms, job=job.id, run=run.id, node=run.node, promised=start_reservation.job)
+        detail = f"its estimate of {allowed} and blocked the start reservation of job {reservation.job}"
+        self._cluster.emit("job.overrun", now_ms, job=job.id, run=run.id, node=run.node, promised=reservation.job)
         evict_run(self._cluster, self._lifecycle, run, StopReason("overran", detail), now_ms, whole=True)
 
 
 class ReservationWindows:
-    """What the beginning and the end of a reservation's window mean to the runs that are there."""
+    """Evicts runs at the start and at the end of a reservation's window."""
 
     def __init__(self, cluster: ClusterState, lifecycle: JobLifecycle) -> None:
         self._cluster = cluster
         self._lifecycle = lifecycle
-        # Nodes that are still to be looked at: after a restart they join one by one.
-        self._unseen: set[tuple[str, NodeName]] = set()
+        # Nodes to be cleared: after a restart they join one by one.
+        self._to_clear: set[tuple[str, NodeName]] = set()
 
     def begins(self, reservation: Reservation) -> None:
-        """Also to be called after a restart within the window: whoever should have gone meanwhile is told then."""
+        """Called at the start of the window, and after a restart within it."""
         if reservation.at_start == STOP:
-            self._unseen |= {(reservation.name, node) for node, _ in reservation.places}
+            self._to_clear |= {(reservation.name, node) for node, _ in reservation.places}
 
     def clear(self, now_ms: int) -> None:
-        """Others leave nodes of windows that have begun, as far as the reserved room is not there without that."""
-        if self._unseen:
-            self._cluster.table.settle()  # nodes may have joined in this very step
-        for name, node in sorted(self._unseen):
+        """Evict other projects from nodes of open windows, as far as the reserved capacity is missing."""
+        if self._to_clear:
+            self._cluster.table.settle()  # nodes may have joined in this step
+        for name, node in sorted(self._to_clear):
             reservation = self._cluster.availability.reservations.get(name)
             if reservation is None:
-                self._unseen.discard((name, node))
+                self._to_clear.discard((name, node))
             elif node in self._cluster.table.row:
-                self._unseen.discard((name, node))
-                self._clear(reservation, node, now_ms)
+                self._to_clear.discard((name, node))
+                self._clear_node(reservation, node, now_ms)
 
-    def _clear(self, reservation: Reservation, node: NodeName, now_ms: int) -> None:
+    def _clear_node(self, reservation: Reservation, node: NodeName, now_ms: int) -> None:
         here = on_node(self._cluster, node)
-        booked = self._booked(node, now_ms)
-        own = _together(one for one in here if one.project == reservation.project)
+        reserved = self._reserved(node, now_ms)
+        own = _total(one for one in here if one.project == reservation.project)
         others = [one for one in here if one.project != reservation.project]
-        lacking = dict(booked.get(reservation.project, {}))
+        lacking = dict(reserved.get(reservation.project, {}))
         for resource in lacking:
             lacking[resource] = max(lacking[resource] - own.get(resource, 0), 0)
         room = self._cluster.table.allocatable[self._cluster.table.row[node]]
-        held = _together(here)
+        held = _total(here)
         lacking = {
             resource: amount - (room.get(resource, 0) - held.get(resource, 0)) for resource, amount in lacking.items()
         }
         lacking = {resource: amount for resource, amount in lacking.items() if amount > 0}
         detail = f"off {node}: reservation {reservation.name} of project {reservation.project} has begun"
-        # As much as can be had: a node that has shrunk may never have all of it.
-        for one in fewest(lacking, _beyond(others, booked), all_or_nothing=False) or ():
-            self._send_away(one, reservation, StopReason("cleared", detail), now_ms)
+        # As much as possible: a node that has shrunk may never have all of it.
+        for one in fewest(lacking, _beyond(others, reserved), all_or_nothing=False) or ():
+            self._evict(one, reservation, StopReason("cleared", detail), now_ms)
 
     def ends(self, reservation: Reservation, now_ms: int) -> None:
-        """To be called when the booking is off the book: its project gives back as much as was reserved, the latest of
-        its runs first."""
+        """Called after the reservation was removed: its project gives back what was reserved, its latest runs first."""
         if reservation.at_end != STOP:
             return
         for node, request in sorted(_by_node(reservation.places).items()):
             own = [one for one in on_node(self._cluster, node) if one.project == reservation.project]
-            held, kept = _together(own), self._booked(node, now_ms).get(reservation.project, {})
+            held, kept = _total(own), self._reserved(node, now_ms).get(reservation.project, {})
             back = {
                 resource: min(amount, held.get(resource, 0) - kept.get(resource, 0))
                 for resource, amount in request.items()
@@ -170,36 +167,31 @@ class ReservationWindows:
             reason = StopReason("outstayed", f"reservation {reservation.name}, which is over")
             beyond = _beyond(own, {reservation.project: kept})
             for one in fewest(back, beyond, all_or_nothing=False) or ():
-                self._send_away(one, reservation, reason, now_ms)
+                self._evict(one, reservation, reason, now_ms)
 
-    def _booked(self, node: NodeName, now_ms: int) -> dict[str, Resources]:
-        """What of a node is reserved now, by project."""
+    def _reserved(self, node: NodeName, now_ms: int) -> dict[str, Resources]:
+        """The reserved capacity of a node now, by project."""
         out: dict[str, Resources] = {}
         for claim in self._cluster.availability.claims_on(node):
             if not claim.job and claim.start_ms <= now_ms < claim.end_ms:
                 _add(out.setdefault(claim.project, {}), claim.request)
         return out
 
-    def _send_away(self, one: NodeOccupant, reservation: Reservation, reason: StopReason, now_ms: int) -> None:
+    def _evict(self, one: NodeOccupant, reservation: Reservation, reason: StopReason, now_ms: int) -> None:
         run = one.run
         if _stays(self._cluster.run(run.id)):
             self._cluster.emit(
-                "reservation.run_stopped",
-                now_ms,
-                job=run.job,
-                run=run.id,
-                node=run.node,
-                name=reservation.name,
+                "reservation.run_stopped", now_ms, job=run.job, run=run.id, node=run.node, name=reservation.name,
                 reason=reason.text,
-            )
+            )  # fmt: skip
             evict_run(self._cluster, self._lifecycle, run, reason, now_ms)
 
 
-# ---------------------------------------------------------------------------------------------- who has to go
+# --------------------------------------------------------------------------------------------- victims
 
 
 class NodeOccupant:
-    """A run on a node that has not been told to go, with what it holds there."""
+    """A run on a node that is not being stopped, with its request."""
 
     __slots__ = ("priority", "project", "request", "run")
 
@@ -209,17 +201,17 @@ class NodeOccupant:
 
 
 def on_node(cluster: ClusterState, node: NodeName) -> list[NodeOccupant]:
-    """Those who stay there, in the order in which they would have to go: the least important first, of those the latest."""
+    """The runs of a node that are not being stopped, in the order of eviction: lowest priority first, then the latest."""
     runs = [run for id in cluster.on_node.get(node, ()) if (run := cluster.run(id)) is not None and _stays(run)]
-    tenants = [NodeOccupant(run, cluster.jobs[run.job]) for run in runs]
-    return sorted(tenants, key=lambda one: (one.priority, -one.run.placed_ms, one.run.id))
+    occupants = [NodeOccupant(run, cluster.jobs[run.job]) for run in runs]
+    return sorted(occupants, key=lambda one: (one.priority, -one.run.placed_ms, one.run.id))
 
 
 def fewest(
     lacking: Resources, candidates: Sequence[NodeOccupant], *, all_or_nothing: bool = True
 ) -> list[NodeOccupant] | None:
-    """Who of the candidates has to go, the first ones first, so that nothing is lacking. If it is not enough even
-    without all of them: None, or all that help."""
+    """The candidates to evict, the first ones first, so that nothing is lacking. If all of them are not enough: None, or
+    all that help."""
     left, picked = dict(lacking), list[NodeOccupant]()
     for one in candidates:
         if any(amount > 0 and one.request.get(resource, 0) for resource, amount in left.items()):
@@ -227,21 +219,21 @@ def fewest(
             _take(left, one.request, 1)
     if any(amount > 0 for amount in left.values()):
         return None if all_or_nothing else picked
-    for one in reversed(picked.copy()):  # one that was picked early may not be needed beside a larger one
+    for one in reversed(picked.copy()):  # a later and larger one may make it unnecessary
         if all(left[resource] + one.request.get(resource, 0) <= 0 for resource in left):
             picked.remove(one)
             _take(left, one.request, -1)
     return picked
 
 
-def _beyond(tenants: Sequence[NodeOccupant], booked: Mapping[str, Resources]) -> list[NodeOccupant]:
-    """Those that may go without their projects having less than what is reserved for them now."""
+def _beyond(occupants: Sequence[NodeOccupant], reserved: Mapping[str, Resources]) -> list[NodeOccupant]:
+    """The occupants that can be evicted while their projects keep what is reserved for them."""
     held: dict[str, Resources] = {}
-    for one in tenants:
+    for one in occupants:
         _add(held.setdefault(one.project, {}), one.request)
     out = []
-    for one in tenants:
-        theirs, kept = held[one.project], booked.get(one.project, {})
+    for one in occupants:
+        theirs, kept = held[one.project], reserved.get(one.project, {})
         if all(
             theirs.get(name, 0) - one.request.get(name, 0) >= min(amount, theirs.get(name, 0))
             for name, amount in kept.items()
@@ -254,7 +246,7 @@ def _beyond(tenants: Sequence[NodeOccupant], booked: Mapping[str, Resources]) ->
 def evict_run(
     cluster: ClusterState, lifecycle: JobLifecycle, run: Run, reason: StopReason, now_ms: int, *, whole: bool = False
 ) -> None:
-    """Told to go, alone or with its gang; the book expects it to be gone when its grace is over."""
+    """Stop a run, alone or with its gang; it is expected to end within its grace period."""
     spec = cluster.jobs[run.job].spec
     if whole:
         lifecycle.stop_all(cluster.jobs[run.job], reason, now_ms)
@@ -283,9 +275,9 @@ def _by_node(places: Iterable[tuple[NodeName, Resources]]) -> dict[NodeName, Res
     return out
 
 
-def _together(tenants: Iterable[NodeOccupant]) -> Resources:
+def _total(occupants: Iterable[NodeOccupant]) -> Resources:
     out: Resources = {}
-    for one in tenants:
+    for one in occupants:
         _add(out, one.request)
     return out
 
@@ -296,6 +288,6 @@ def _add(to: Resources, amounts: Resources, sign: int = 1) -> None:
 
 
 def _take(from_: Resources, amounts: Resources, sign: int) -> None:
-    """As `_add` the other way, of what is in there alone."""
+    """Subtract (or with sign -1 add) the amounts of the resources in `from_`."""
     for resource in from_:
         from_[resource] -= sign * amounts.get(resource, 0)

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from hodei.api.config import parse_config
 from hodei.api.resources import ReservationRequest, parse_moment_ms, parse_reservation
 from hodei.control.controller import Controller
-from hodei.control.reservations.reservations import choose
+from hodei.control.reservations.reservations import choose_nodes
 from hodei.jobfile.check import convert, refuse
 from hodei.jobfile.values import Problems
 from hodei.kube.scheduler.background import BackgroundTask
@@ -179,7 +179,7 @@ class Reservations(BackgroundTask):
         # The old reservation must not block the new one.
         old = availability.remove_reservation(name) if again else None
         try:
-            reservation = choose(self._controller.cluster, spec, now_ms)
+            reservation = choose_nodes(self._controller.cluster, spec, now_ms)
         except (Conflict, NotFound, InvalidInput) as error:
             self._log_once(name, f"reservation {name} cannot be made yet: {error.message}")
             return []

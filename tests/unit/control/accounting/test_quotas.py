@@ -220,27 +220,27 @@ def test_one_who_gives_up_waiting_no_longer_holds_others_back():
 def test_what_could_never_start_is_refused_with_the_limit_it_would_pass():
     harness = a_harness(quotas=COHORT)
     with pytest.raises(InvalidInput, match="asks for 9 cpu and project a may never hold more than 8"):
-        harness.controller.accounts.admitted([a_job_spec(project="a", cpu=9)])
-    harness.controller.accounts.admitted([a_job_spec(project="a", cpu=8)])
+        harness.controller.accounts.admit([a_job_spec(project="a", cpu=9)])
+    harness.controller.accounts.admit([a_job_spec(project="a", cpu=8)])
 
 
 def test_more_than_may_wait_is_refused_with_who_waits():
     harness = a_harness(cpus=(1,), quotas=quotas(ml={"pending": 2}))
     harness.submit(1, 2, 3, project="ml", user="ann")
-    with pytest.raises(QueueFull, match=r"may have 2 jobs waiting and has 2 \(ann 2\)"):
-        harness.controller.accounts.admitted([a_job_spec(project="ml", user="bob")])
+    with pytest.raises(QueueFull, match=r"may have 2 pending jobs and has 2 \(ann 2\)"):
+        harness.controller.accounts.admit([a_job_spec(project="ml", user="bob")])
 
 
 def test_a_job_out_of_its_range_is_refused_and_one_that_does_not_say_gets_the_default():
     ranges = {"ml": {"min": {"cpu": "500m"}, "max": {"cpu": 4}, "default": {"memory": "2Gi"}}}
     accounts = a_harness(ranges=ranges).controller.accounts
     with pytest.raises(InvalidInput, match="must ask for at most 4 cpu"):
-        accounts.admitted([a_job_spec(project="ml", cpu=5)])
+        accounts.admit([a_job_spec(project="ml", cpu=5)])
     with pytest.raises(InvalidInput, match=r"must ask for at least 0\.5 cpu"):
-        accounts.admitted([a_job_spec(project="ml", cpu="100m")])
+        accounts.admit([a_job_spec(project="ml", cpu="100m")])
     said = a_job_spec(project="ml", memory="1Gi")
     unsaid = a_job_spec(project="ml", memory="256Mi")
-    first, second = accounts.admitted([said, unsaid])
+    first, second = accounts.admit([said, unsaid])
     assert first is said
     assert second.tasks[0].request["memory"] == 2 * 2**30
 

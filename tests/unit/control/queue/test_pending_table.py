@@ -28,10 +28,10 @@ class Line:
         gang = gang_of(id, spec, id * 1000 if at_ms is None else at_ms)
         gang.group = (group, tuple(request.items()))
         self.gangs[id] = gang
-        self.pending_table.enter(gang)
+        self.pending_table.add(gang)
 
     def go(self, id: int) -> None:
-        self.pending_table.leave(id)
+        self.pending_table.remove(id)
         del self.gangs[id]
 
     def seated(self) -> list[int]:
@@ -109,11 +109,11 @@ def test_slots_are_used_again_and_who_stands_where_is_still_known():
 
 def test_who_sleeps_is_woken_by_its_cure_and_by_no_other():
     line = a_line(3)
-    line.pending_table.put_to_sleep(1, ["run_ended"], but=())
+    line.pending_table.park(1, ["run_ended"], but=())
     assert not line.pending_table.wake(BIT["time"])
-    assert not line.pending_table.awake(line.pending_table.slots[1])
+    assert not line.pending_table.active(line.pending_table.slots[1])
     assert line.pending_table.wake(BIT["run_ended"])
-    assert line.pending_table.awake(line.pending_table.slots[1])
+    assert line.pending_table.active(line.pending_table.slots[1])
 
 
 def test_its_group_sleeps_with_it_but_for_those_that_are_over_sooner():
@@ -122,8 +122,13 @@ def test_its_group_sleeps_with_it_but_for_those_that_are_over_sooner():
     line.come(2, estimate_ms=9000)
     line.come(3, estimate_ms=1000)
     line.come(4, estimate_ms=9000, group="other")
-    line.pending_table.put_to_sleep(1, ["run_ended"], but=())
-    assert [line.pending_table.awake(line.pending_table.slots[id]) for id in (1, 2, 3, 4)] == [False, False, True, True]
+    line.pending_table.park(1, ["run_ended"], but=())
+    assert [line.pending_table.active(line.pending_table.slots[id]) for id in (1, 2, 3, 4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -133,12 +138,12 @@ def test_few_are_judged_as_many_are(seed: int, monkeypatch: pytest.MonkeyPatch):
     for id in range(1, draw.randint(2, 40)):
         line.come(id, estimate_ms=draw.choice([1, 5, 9]) * 1000, cpu=draw.randint(1, 9), memory=draw.randint(0, 3))
     for id in draw.sample(list(line.gangs), k=len(line.gangs) // 2):
-        line.pending_table.put_to_sleep(id, draw.choice([["run_ended"], ["time"]]), but=())
+        line.pending_table.park(id, draw.choice([["run_ended"], ["time"]]), but=())
     line.pending_table.wake(BIT["time"])
     amounts = [[draw.randint(1, 9), draw.randint(0, 3)] for _ in range(3)]
     elsewhere = draw.choice([None, amounts[2]])
     gap = draw.choice([None, Gap(5000, lambda: amounts[1], lambda: elsewhere)])
     assert list(line.pending_table.needs) == [CPU, MEMORY]
     few = line.pending_table.fitting(line.pending_table.all_but([1]), amounts[0], gap)
-    monkeypatch.setattr(rosters, "_FEW_SEATS", -1)
+    monkeypatch.setattr(rosters, "_FEW_SLOTS", -1)
     assert list(line.pending_table.fitting(line.pending_table.all_but([1]), amounts[0], gap)) == list(few)

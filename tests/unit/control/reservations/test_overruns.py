@@ -8,7 +8,7 @@ import pytest
 
 from builders import NOW_MS, a_node, amounts
 from hodei.control.explain import why as explain
-from hodei.control.reservations.reservations import choose
+from hodei.control.reservations.reservations import choose_nodes
 from hodei.model.effects import Stop
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import ReservationCancelled, ReservationMade
@@ -53,7 +53,7 @@ def test_who_went_ahead_and_stays_too_long_is_stopped_when_the_promised_time_com
     assert harness.stopped() == [], "nobody could start in its place yet"
     at_the_promised_time(harness)
     assert harness.stopped() == ["3.0.1"]
-    assert harness.reason(3) == ("OVERRUN", "overran its estimate of 30m while job 2 was promised its room")
+    assert harness.reason(3) == ("OVERRUN", "overran its estimate of 30m and blocked the start reservation of job 2")
     assert "overran its estimate of 30m" in explain.why(harness.controller, 3, harness.now_ms).summary
     (told,) = [event for event in harness.events if event.kind == "job.overrun"]
     assert (told.job, told.run, told.node, told.detail) == (3, "3.0.1", "n1", {"promised": 2})
@@ -188,7 +188,7 @@ def reserve(
     fields = {"project": "ml", "count": 1} | fields
     end = NOW_MS + start + length
     wish = ReservationSpec(name, start_ms=NOW_MS + start, end_ms=end, **fields)
-    reservation = choose(harness.controller.cluster, wish, harness.now_ms)
+    reservation = choose_nodes(harness.controller.cluster, wish, harness.now_ms)
     harness.learn(ReservationMade(reservation))
     return reservation
 

@@ -9,7 +9,7 @@ import pytest
 from builders import NOW_MS, a_node, amounts
 from hodei.control.explain import why as explain
 from hodei.control.explain.why import holds_on
-from hodei.control.reservations.reservations import choose, late_runs
+from hodei.control.reservations.reservations import choose_nodes, late_runs
 from hodei.engine.availability import StartReservation
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.facts import NodeOverridden, ReservationCancelled, ReservationMade
@@ -27,7 +27,7 @@ def a_wish(name: str = "nightly", start: int = HOUR, length: int = HOUR, **field
 
 
 def reserve(harness: Harness, *args: Any, **fields: Any) -> Reservation:
-    reservation = choose(harness.controller.cluster, a_wish(*args, **fields), harness.now_ms)
+    reservation = choose_nodes(harness.controller.cluster, a_wish(*args, **fields), harness.now_ms)
     harness.learn(ReservationMade(reservation))
     return reservation
 
@@ -49,18 +49,18 @@ def test_nodes_that_are_free_soonest_are_chosen_and_ties_go_by_name():
     for id, (node, estimate) in enumerate({"n1": 0, "n2": 5 * HOUR, "n3": 90 * MINUTE}.items(), 1):
         harness.submit(id, cpu=4, estimate_ms=estimate, node_selector={"on": node})
     cluster = harness.controller.cluster
-    assert nodes_of(choose(cluster, a_wish(count=2, request=amounts(4)), NOW_MS)) == ["n3", "n4"]
-    assert nodes_of(choose(cluster, a_wish(count=3, request=amounts(4)), NOW_MS)) == ["n2", "n3", "n4"]
+    assert nodes_of(choose_nodes(cluster, a_wish(count=2, request=amounts(4)), NOW_MS)) == ["n3", "n4"]
+    assert nodes_of(choose_nodes(cluster, a_wish(count=3, request=amounts(4)), NOW_MS)) == ["n2", "n3", "n4"]
     assert not cluster.tracks_availability, "looking changes nothing"
-    assert nodes_of(choose(a_harness(4, 4, 4).controller.cluster, a_wish(count=2), NOW_MS)) == ["n1", "n2"]
+    assert nodes_of(choose_nodes(a_harness(4, 4, 4).controller.cluster, a_wish(count=2), NOW_MS)) == ["n1", "n2"]
 
 
 def test_cordoned_nodes_are_taken_only_by_name():
     harness = a_harness(4, 4)
     harness.learn(NodeOverridden("n1", cordon=True))
     cluster = harness.controller.cluster
-    assert nodes_of(choose(cluster, a_wish(), NOW_MS)) == ["n2"]
-    assert nodes_of(choose(cluster, a_wish(named=("n1",)), NOW_MS)) == ["n1"]
+    assert nodes_of(choose_nodes(cluster, a_wish(), NOW_MS)) == ["n2"]
+    assert nodes_of(choose_nodes(cluster, a_wish(named=("n1",)), NOW_MS)) == ["n1"]
 
 
 def test_reservations_share_a_node_as_far_as_it_goes_and_the_one_in_the_way_is_named():
@@ -86,7 +86,7 @@ def test_reservations_share_a_node_as_far_as_it_goes_and_the_one_in_the_way_is_n
 )
 def test_a_wish_that_cannot_be_met_is_refused_with_the_reason(wish, error, says):
     with pytest.raises(error, match=says):
-        choose(a_harness(4).controller.cluster, a_wish(**wish), NOW_MS)
+        choose_nodes(a_harness(4).controller.cluster, a_wish(**wish), NOW_MS)
 
 
 def test_a_name_is_used_once():
@@ -102,7 +102,7 @@ def test_what_is_promised_to_a_job_is_not_given_away():
     harness.controller.cluster.availability.add_start_reservation(
         StartReservation(7, NOW_MS + HOUR, NOW_MS + 3 * HOUR, (("n1", amounts(2)),))
     )
-    with pytest.raises(Conflict, match="the promise to job 7 takes 1 node"):
+    with pytest.raises(Conflict, match="the start reservation of job 7 takes 1 node"):
         reserve(harness, request=amounts(3))
     reserve(harness, request=amounts(2))
 

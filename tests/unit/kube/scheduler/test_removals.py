@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hodei.control.reservations.reservations import choose
+from hodei.control.reservations.reservations import choose_nodes
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler import binder
 from hodei.kube.scheduler.build import Options, make_loop
@@ -196,7 +196,7 @@ def test_who_outstays_a_reservation_is_evicted_once():
         await driven.settle()
         wish = reservation(at_end="stop")
         driven.cluster.parts.pods.add_facts(
-            [ReservationMade(reservation=choose(driven.loop.controller.cluster, wish, NOW_MS))]
+            [ReservationMade(reservation=choose_nodes(driven.loop.controller.cluster, wish, NOW_MS))]
         )
         await driven.settle()
         await driven.bound("own", namespace="owner")
