@@ -79,11 +79,11 @@ async def _bare(given: SimpleNamespace, image: str, jobs: int) -> float:
 
     async def one() -> None:
         async with slots:
-            container = f"containers/{(await engine.ask_json('POST', 'containers/create', body=config))['Id']}"
-            await engine.ask("POST", f"{container}/start")
-            ended = await engine.ask_json("POST", f"{container}/wait")
-            await engine.ask("GET", f"{container}/logs", params={"stdout": "1", "stderr": "1"})
-            await engine.ask("DELETE", container, params={"force": "1", "v": "1"})
+            container = f"containers/{(await engine.request_json('POST', 'containers/create', body=config))['Id']}"
+            await engine.request("POST", f"{container}/start")
+            ended = await engine.request_json("POST", f"{container}/wait")
+            await engine.request("GET", f"{container}/logs", params={"stdout": "1", "stderr": "1"})
+            await engine.request("DELETE", container, params={"force": "1", "v": "1"})
             if ended["StatusCode"] != 0:
                 raise RuntimeError(f"{given.command} in {image} ended with {ended['StatusCode']}")
 

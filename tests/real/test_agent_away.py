@@ -74,9 +74,9 @@ def test_a_start_that_hung_for_longer_than_a_call_may_take_is_not_made_twice(tmp
             agent = agent_pid(home)
             os.kill(agent, signal.SIGSTOP)
             try:
-                link = desk.backend._reach.link
+                link = desk.backend._agent.link
                 first = asyncio.create_task(desk.backend.start([order]))
-                await eventually(lambda: link._waiting, "the order is on its way")
+                await eventually(lambda: link._pending, "the order is on its way")
                 first.cancel()  # what a server does when its patience is over
                 desk.ordered = {order.run.id: order}
             finally:

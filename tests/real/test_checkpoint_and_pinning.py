@@ -117,7 +117,7 @@ def test_a_signal_that_would_end_the_wrapper_is_left_out_and_said_so(tmp_path):
             await stop(desk, signal="XCPU")
             state, code, reason = facts_of(await desk.end_of(RUN))
             assert (state, code) == ("stopped", 143)
-            assert reason.startswith("preempted by 7; its checkpoint was left out: the signal XCPU can not be used")
+            assert reason.startswith("preempted by 7; its checkpoint was skipped: the signal XCPU cannot be used")
 
     asyncio.run(story())
 
@@ -332,7 +332,7 @@ def test_a_command_that_vanished_with_the_agent_does_not_hold_up_the_stop(tmp_pa
         os.killpg(int(status.split()[2]), signal.SIGKILL)
 
     end, proof = through_a_dead_agent(tmp_path, kill_it, timeout_ms=HOUR_MS)
-    assert facts_of(end) == ("stopped", 143, "preempted by 7; nobody can tell how its checkpoint command ended")
+    assert facts_of(end) == ("stopped", 143, "preempted by 7; the exit code of its checkpoint command is lost")
     assert (end.checkpoint_ms, len(proof.split())) == (0, 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node
-from hodei.backends.docker.node import node_of
+from hodei.backends.docker.backend import node_of
 from hodei.backends.docker.settings import Host
 from hodei.backends.registry import common_of, node_defaults
 from hodei.jobfile.render import node_view

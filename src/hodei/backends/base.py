@@ -196,8 +196,8 @@ class LogArchive:
     def has(self, run: RunId) -> bool:
         return (self.home / run).exists()
 
-    def read(self, run: RunId, path: Path, offset: int, limit: int) -> tuple[bytes, int]:
-        """Of the file at `path` below `home`; NotFound without it."""
+    def read_file(self, run: RunId, path: Path, offset: int, limit: int) -> tuple[bytes, int]:
+        """From the file at `path` below `home`; NotFound without it."""
         offset = max(offset, 0)
         try:
             with (self.home / path).open("rb") as file:

@@ -56,7 +56,7 @@ EXITS_6_ON_TERM = "trap 'exit 6' TERM; sleep 300 & wait"
 def process_of(daemon: Daemon, run: str) -> int:
     """The first process of the run's container, as this machine numbers it."""
     (container,) = [one for one in daemon.containers() if run in one["Labels"].values()]
-    return int(daemon.ask("GET", f"/containers/{container['Id']}/json")["State"]["Pid"])
+    return int(daemon.request("GET", f"/containers/{container['Id']}/json")["State"]["Pid"])
 
 
 def ends_on_term(pid: int) -> bool:
@@ -129,7 +129,7 @@ def test_a_run_whose_container_somebody_removed_is_lost_and_not_finished(
 
     def remove_all() -> None:
         for container in daemon.containers():
-            daemon.ask("DELETE", f"/containers/{container['Id']}?force=1")
+            daemon.request("DELETE", f"/containers/{container['Id']}?force=1")
 
     async def story() -> None:
         async with hosts(tmp_path, daemon, installation=name) as desk:
@@ -282,16 +282,16 @@ def test_an_answer_that_was_lost_after_the_daemon_had_done_it_is_adopted(dockerd
     async def story() -> None:
         async with hosts(tmp_path, daemon) as desk:
             engine = desk.backend._hosts["h1"].engine
-            ask, lost = engine.ask, []
+            request, lost = engine.request, []
 
             async def unlucky(method: str, path: str, **how: Any) -> bytes:
-                answer = await ask(method, path, **how)
+                answer = await request(method, path, **how)
                 if method == "POST" and path.endswith(("/create", "/start")) and path not in lost:
                     lost.append(path)
                     raise_lost(path)
                 return answer
 
-            monkeypatch.setattr(engine, "ask", unlucky)
+            monkeypatch.setattr(engine, "request", unlucky)
             (end,) = await desk.run(an_order(1, *sh("echo ran; sleep 0.5")))
             assert end.state == "succeeded"
             assert len(lost) == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from agent_host import an_order
-from hodei.backends.docker.container_spec import CARE, Care, care_of, prepare
+from hodei.backends.docker.container_spec import SUPERVISION, Supervision, build_spec, read_supervision
 from hodei.backends.docker.settings import Allow, Host, Settings, check
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput
@@ -26,7 +26,7 @@ PLAIN = Settings(image="busybox:local")
 
 
 def body(order: Start, settings: Settings = PLAIN, host: Host = HERE, **more: Any) -> dict[str, Any]:
-    return prepare(order, settings, host, installation="abc", backend="farm", log_cap=3 << 20, **more).body
+    return build_spec(order, settings, host, installation="abc", backend="farm", log_cap=3 << 20, **more).body
 
 
 def with_mounts(text: str, *allowed: str, host: Host = HERE) -> list[dict[str, Any]]:
@@ -73,12 +73,12 @@ def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
     host = Host("h1", address="10.0.0.7")
     order = an_order(1, checkpoint=hook, health=check, timeout_ms=5000, grace_ms=700, workdir="/srv")
     labels = body(order, host=host)["Labels"]
-    care = care_of(labels)
-    assert care == Care(
+    care = read_supervision(labels)
+    assert care == Supervision(
         timeout_ms=5000, grace_ms=700, checkpoint_file="/srv/state/ok", save=hook,
         health=structs.replace(check, http="http://10.0.0.7:8080/ok"),
     )  # fmt: skip
-    assert care_of({CARE: "{not json"}) == Care()
+    assert read_supervision({SUPERVISION: "{not json"}) == Supervision()
 
 
 def test_the_class_of_a_run_is_in_its_weight_and_in_how_readily_it_is_killed():
@@ -191,13 +191,13 @@ def test_what_the_operator_allows_is_given():
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        pytest.param({"url": "tcp://docker.example:2375"}, "give it `tls`", id="an open port elsewhere"),
+        pytest.param({"url": "tcp://docker.example:2375"}, "set `tls`", id="an open port elsewhere"),
         pytest.param({"url": "tcp://127.0.0.1"}, "port", id="no port"),
         pytest.param({"url": "http://x:1"}, "write unix", id="another protocol"),
         pytest.param({"url": "ssh://me:hush@host"}, "password", id="a password in the address"),
         pytest.param({"url": "ssh://-oProxyCommand=id"}, "names no host", id="an option for a host"),
         pytest.param({"url": "ssh://-oProxyCommand=id@host"}, "names no host", id="an option for a user"),
-        pytest.param({"name": "Big Host"}, "not a name", id="a name"),
+        pytest.param({"name": "Big Host"}, "not a valid name", id="a name"),
         pytest.param({"cpu": "lots"}, "not a quantity", id="an amount"),
     ],
 )

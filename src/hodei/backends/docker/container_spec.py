@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from hodei.backends.base import LOOPBACK, check_container_command, resolve_health_check, run_env
+from hodei.backends.base import LOOPBACK, absolute_path, check_container_command, resolve_health_check, run_env
 from hodei.backends.docker.settings import Allow, Host, PullPolicy, Settings, is_local
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, did_you_mean
@@ -26,9 +26,6 @@ from hodei.model.job import Checkpoint, HealthCheck, Interactive, TaskSpec, cpu_
 from hodei.model.resources import CPU, MEMORY
 
 # ----------------------------------------------------------------------------------------- annotations
-# Docker options of a job, in annotations `docker.hodei.io/...`. What the operator does not allow is refused, and so is an
-# unknown key.
-
 
 PREFIX = "docker.hodei.io/"
 KEYS = ("network", "user", "mounts", "pull", "privileged", "devices", "host-namespaces")
@@ -44,6 +41,8 @@ class Mount(Struct, frozen=True):
 
 
 class DockerOptions(Struct, frozen=True):
+    """Options of a job, from its annotations `docker.hodei.io/...`."""
+
     network: str = ""
     user: str = ""
     mounts: tuple[Mount, ...] = ()
@@ -53,52 +52,52 @@ class DockerOptions(Struct, frozen=True):
     host_namespaces: tuple[str, ...] = ()
 
 
-def wishes_of(annotations: Mapping[str, str], settings: Settings, host: Host) -> DockerOptions:
-    """BackendRefused for what is not allowed, or makes no sense."""
-    asked = {key.removeprefix(PREFIX): value for key, value in annotations.items() if key.startswith(PREFIX)}
-    if not asked:
+def parse_options(annotations: Mapping[str, str], settings: Settings, host: Host) -> DockerOptions:
+    """BackendRefused for unknown keys, bad values, and what the operator does not allow."""
+    given = {key.removeprefix(PREFIX): value for key, value in annotations.items() if key.startswith(PREFIX)}
+    if not given:
         return DockerOptions(settings.network, settings.user, pull=settings.pull)
-    for key in sorted(asked):
+    for key in sorted(given):
         if key not in KEYS:
             raise BackendRefused(f"there is no annotation {PREFIX}{key[:60]}{did_you_mean(key, KEYS)}")
     allow = settings.allow
-    namespaces = _listed(asked.get("host-namespaces", ""))
+    namespaces = _split_list(given.get("host-namespaces", ""))
     for namespace in namespaces:
-        _demand(namespace in allow.host_namespaces, f"sharing the host's {namespace[:40]} namespace")
-    network = asked.get("network", settings.network)
-    if "network" in asked and network == "host":
-        _demand("network" in allow.host_namespaces, "sharing the host's network")
-    elif "network" in asked and network not in (settings.network, "none"):
-        _demand(bool(_NETWORK.fullmatch(network)) and network in allow.networks, f"the network {network[:80]!r}")
+        _require(namespace in allow.host_namespaces, f"sharing the host's {namespace[:40]} namespace")
+    network = given.get("network", settings.network)
+    if "network" in given and network == "host":
+        _require("network" in allow.host_namespaces, "sharing the host's network")
+    elif "network" in given and network not in (settings.network, "none"):
+        _require(bool(_NETWORK.fullmatch(network)) and network in allow.networks, f"the network {network[:80]!r}")
     if "network" in namespaces:
         network = "host"
-    user = asked.get("user", settings.user)
+    user = given.get("user", settings.user)
     if user != settings.user:
         known = bool(_USER.fullmatch(user)) and (user in allow.users or "*" in allow.users)
-        _demand(known, f"running as the user {user[:80]!r}")
-    pull = asked.get("pull", settings.pull)
+        _require(known, f"running as the user {user[:80]!r}")
+    pull = given.get("pull", settings.pull)
     if pull not in ("always", "missing", "never"):
         raise BackendRefused(f"{PREFIX}pull is always, missing or never, not {pull[:40]!r}")
-    privileged = asked.get("privileged", "false")
+    privileged = given.get("privileged", "false")
     if privileged not in ("true", "false"):
         raise BackendRefused(f"{PREFIX}privileged is true or false, not {privileged[:40]!r}")
-    _demand(privileged == "false" or allow.privileged, "a privileged container")
-    devices = _listed(asked.get("devices", ""))
+    _require(privileged == "false" or allow.privileged, "a privileged container")
+    devices = _split_list(given.get("devices", ""))
     for device in devices:
-        _demand(device in allow.devices, f"the device {device[:80]!r}")
-    mounts = tuple(_mount(text, allow, host) for text in _listed(asked.get("mounts", "")))
+        _require(device in allow.devices, f"the device {device[:80]!r}")
+    mounts = tuple(_mount(text, allow, host) for text in _split_list(given.get("mounts", "")))
     targets = [mount.target for mount in mounts]
     if len(set(targets)) < len(targets):
         raise BackendRefused("two mounts go to the same place")
     return DockerOptions(network, user, mounts, pull, privileged == "true", devices, namespaces)  # type: ignore[arg-type]
 
 
-def _demand(allowed: bool, what: str) -> None:
+def _require(allowed: bool, what: str) -> None:
     if not allowed:
         raise BackendRefused(f"{what} is not allowed on this backend", hint=_HINT)
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -119,10 +118,10 @@ def _mount(text: str, allow: Allow, host: Host) -> Mount:
 
 
 def _inside(source: str, root: str, host: Host) -> str:
-    """The path without any link in it if it is in `root`, else "".
+    """The path with links resolved if it is inside `root`, else "".
 
-    A link below the root could lead anywhere. On this machine we look; on others we can not, so that there only the roots
-    themselves can be mounted: those the operator has vouched for.
+    A link below the root could lead anywhere. On this machine links are resolved; on other hosts that is not possible, so only
+    the configured roots themselves can be mounted there.
     """
     if source != root and not source.startswith(f"{root}/"):
         return ""
@@ -133,25 +132,25 @@ def _inside(source: str, root: str, host: Host) -> str:
 
 
 def _is_path(text: str) -> bool:
-    # Only absolute ones: a bare word would be a volume's name, made on the spot.
+    # Absolute paths only: Docker reads a bare word as the name of a volume, and creates it.
     return text.startswith("/") and "\0" not in text and len(text) <= 4096 and ".." not in text.split("/")
 
 
-# ----------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- create request
 
 INSTALLATION, BACKEND, RUN = "hodei.io/installation", "hodei.io/backend", "hodei.io/run"
-CARE = "hodei.io/care"
-# Labels that a job gave itself; never without this before them, so that they mean nothing to others on the host.
+SUPERVISION = "hodei.io/supervision"
+# Prefix for the labels of a job, so that they mean nothing to other tools on the host.
 JOB_LABEL = "job.hodei.io/"
 CHECKPOINT_DIR = "/run/hodei"
 CHECKPOINT_FILE = f"{CHECKPOINT_DIR}/checkpoint"
-LEAST_MEMORY = 6 << 20
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+MIN_MEMORY = 6 << 20
+NO_INFO: Mapping[str, Any] = MappingProxyType({})
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class Care(Struct, frozen=True, omit_defaults=True):
-    """Supervision of a run, kept as a label so that a restarted server continues it."""
+class Supervision(Struct, frozen=True, omit_defaults=True):
+    """What to supervise in a run, kept as a label so that a restarted server continues it."""
 
     timeout_ms: int = 0
     grace_ms: int = 10_000
@@ -161,25 +160,25 @@ class Care(Struct, frozen=True, omit_defaults=True):
     idle_ms: int = 0
 
 
-class Prepared(Struct, frozen=True):
+class ContainerSpec(Struct, frozen=True):
     """Everything a host needs to start a run."""
 
     run: RunId
     name: str
     body: dict[str, Any]
     image: str
-    wishes: DockerOptions
-    care: Care
+    options: DockerOptions
+    supervision: Supervision
     start: Start
 
 
 def container_name(installation: str, run: RunId) -> str:
     if not _RUN_ID.fullmatch(run):
-        raise BackendRefused(f"{run[:80]!r} is not the id of a run")
+        raise BackendRefused(f"{run[:80]!r} is not a valid run id")
     return f"hodei-{installation}-{run}"
 
 
-def prepare(
+def build_spec(
     order: Start,
     settings: Settings,
     host: Host,
@@ -187,9 +186,9 @@ def prepare(
     installation: str,
     backend: str,
     log_cap: int | None,
-    info: Mapping[str, Any] = NOTHING,
-) -> Prepared:
-    """`info`: what the daemon says of its host. BackendRefused if it can never run here."""
+    info: Mapping[str, Any] = NO_INFO,
+) -> ContainerSpec:
+    """`info`: the daemon's description of its host. BackendRefused if the run can never start there."""
     spec, task, run = order.spec, order.task, order.run
     image = task.image or settings.image
     if not image:
@@ -197,10 +196,10 @@ def prepare(
             "the task names no image, and this backend has none for such tasks",
             hint="give it an `image`, or set backends.NAME.image",
         )
-    wishes = wishes_of(spec.annotations, settings, host)
-    care = _care(order, host)
+    options = parse_options(spec.annotations, settings, host)
+    supervision = _supervision(order, host)
     cpus = run.grant.cpus if run.grant is not None else ()
-    env = {**task.env, **run_env(order, cpus), "HODEI_CHECKPOINT_FILE": care.checkpoint_file or CHECKPOINT_FILE}
+    env = {**task.env, **run_env(order, cpus), "HODEI_CHECKPOINT_FILE": supervision.checkpoint_file or CHECKPOINT_FILE}
     check_container_command(task.command, env, task.workdir)
     labels = {
         **{f"{JOB_LABEL}{key}": value for key, value in spec.labels.items()},
@@ -210,7 +209,7 @@ def prepare(
         INSTALLATION: installation,
         BACKEND: backend,
         RUN: run.id,
-        CARE: msgspec.json.encode(care).decode(),
+        SUPERVISION: msgspec.json.encode(supervision).decode(),
     }
     body: dict[str, Any] = {
         "Image": image,
@@ -222,23 +221,23 @@ def prepare(
         "AttachStdin": False,
         "Tty": False,
         "HostConfig": {
-            **_host_config(order, settings, wishes, cpus, log_cap),
+            **_host_config(order, settings, options, cpus, log_cap),
             "CpuShares": cpu_shares(task),
             "OomScoreAdj": _oom_score_adj(task, info),
         },
     }
     if task.command:
-        # An image's own entrypoint would make other words of these.
+        # Replaces the image's own entrypoint, which would change the command.
         body |= {"Entrypoint": [task.command[0]], "Cmd": list(task.command[1:])}
     if task.workdir:
         body["WorkingDir"] = task.workdir
-    if wishes.user:
-        body["User"] = wishes.user
-    return Prepared(run.id, container_name(installation, run.id), body, image, wishes, care, order)
+    if options.user:
+        body["User"] = options.user
+    return ContainerSpec(run.id, container_name(installation, run.id), body, image, options, supervision, order)
 
 
 def _host_config(
-    order: Start, settings: Settings, wishes: DockerOptions, cpus: tuple[int, ...], log_cap: int | None
+    order: Start, settings: Settings, options: DockerOptions, cpus: tuple[int, ...], log_cap: int | None
 ) -> dict[str, Any]:
     task, run = order.task, order.run
     config: dict[str, Any] = {
@@ -246,25 +245,25 @@ def _host_config(
         "PidsLimit": settings.pids_limit,
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
-        "Privileged": wishes.privileged,
+        "Privileged": options.privileged,
         "LogConfig": {"Type": "json-file", "Config": _log_config(log_cap)},
     }
-    if settings.no_new_privileges and not wishes.privileged:
+    if settings.no_new_privileges and not options.privileged:
         config["SecurityOpt"] = ["no-new-privileges"]
-    if wishes.network:
-        config["NetworkMode"] = wishes.network
+    if options.network:
+        config["NetworkMode"] = options.network
     for namespace, key in (("pid", "PidMode"), ("ipc", "IpcMode"), ("uts", "UTSMode")):
-        if namespace in wishes.host_namespaces:
+        if namespace in options.host_namespaces:
             config[key] = "host"
     if memory := task.limits.get(MEMORY, 0):
-        if memory < LEAST_MEMORY:
+        if memory < MIN_MEMORY:
             raise BackendRefused(
-                f"a memory limit of {memory} bytes", hint=f"Docker needs {LEAST_MEMORY >> 20}Mi for a container"
+                f"a memory limit of {memory} bytes", hint=f"Docker needs {MIN_MEMORY >> 20}Mi for a container"
             )
-        # The same for both: nothing of it may be swapped out.
+        # The same value for both: no swap.
         config |= {"Memory": memory, "MemorySwap": memory}
     if request := task.request.get(MEMORY, 0):
-        config["MemoryReservation"] = max(min(request, memory or request), LEAST_MEMORY)
+        config["MemoryReservation"] = max(min(request, memory or request), MIN_MEMORY)
     if cpu := task.limits.get(CPU, 0):
         config["NanoCpus"] = max(cpu, 10) * 1_000_000
     if cpus:
@@ -272,40 +271,40 @@ def _host_config(
     if run.grant is not None and run.grant.gpus:
         numbers = list(dict.fromkeys(str(gpu) for gpu, _ in run.grant.gpus))
         config["DeviceRequests"] = [{"Driver": "", "DeviceIDs": numbers, "Capabilities": [["gpu"]]}]
-    if wishes.mounts:
+    if options.mounts:
         config["Mounts"] = [
             {"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": not mount.writable,
              "BindOptions": {"Propagation": "rprivate"}}
-            for mount in wishes.mounts
+            for mount in options.mounts
         ]  # fmt: skip
-    if wishes.devices:
+    if options.devices:
         config["Devices"] = [
-            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"} for path in wishes.devices
+            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"} for path in options.devices
         ]
     return config
 
 
 def _oom_score_adj(task: TaskSpec, info: Mapping[str, Any]) -> int:
-    """Only root may make it harder to kill something; where the daemon is not, the start would fail."""
+    """Only root may lower an OOM score; under a rootless daemon the start would fail."""
     found = oom_score_adj(task, int(info.get("MemTotal", 0) or 0))
     rootless = any("rootless" in str(option) for option in info.get("SecurityOptions") or ())
     return max(found, 0) if rootless else found
 
 
 def _log_config(log_cap: int | None) -> dict[str, str]:
-    """What is kept of a run's output; past it the oldest half goes. JSON takes about a third more than the text."""
+    """The cap of a run's output; past it Docker drops the oldest half. JSON takes about a third more than the text."""
     return {"max-size": str(max(log_cap * 2 // 3, 4096)), "max-file": "2"} if log_cap else {}
 
 
-def _care(order: Start, host: Host) -> Care:
+def _supervision(order: Start, host: Host) -> Supervision:
     spec = order.spec
-    asked = spec.checkpoint != Checkpoint()
+    takes_checkpoints = spec.checkpoint != Checkpoint()
     idle_ms = spec.workload.idle_timeout_ms if type(spec.workload) is Interactive else 0
     file = ""
-    if asked:
-        file = _absolute(spec.checkpoint.file, order) if spec.checkpoint.file else CHECKPOINT_FILE
+    if takes_checkpoints:
+        file = absolute_path(spec.checkpoint.file, order) if spec.checkpoint.file else CHECKPOINT_FILE
     health = resolve_health_check(spec.health, address_of(host)) if spec.health.http or spec.health.file else None
-    return Care(
+    return Supervision(
         timeout_ms=spec.timeout_ms,
         grace_ms=spec.grace_ms,
         checkpoint_file=file,
@@ -315,20 +314,16 @@ def _care(order: Start, host: Host) -> Care:
     )
 
 
-def care_of(labels: dict[str, str]) -> Care:
-    """What the labels of a container ask for."""
+def read_supervision(labels: dict[str, str]) -> Supervision:
+    """From the labels of a container."""
     try:
-        return msgspec.json.decode(labels.get(CARE, "{}"), type=Care)
+        return msgspec.json.decode(labels.get(SUPERVISION, "{}"), type=Supervision)
     except msgspec.DecodeError:
-        return Care()
+        return Supervision()
 
 
 def address_of(host: Host) -> str:
     return host.address or urlsplit(host.url).hostname or LOOPBACK
-
-
-def _absolute(path: str, order: Start) -> str:
-    return path if path.startswith("/") else f"{order.task.workdir.rstrip('/')}/{path}"
 
 
 def _healthcheck(health: HealthCheck) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The table `[backends.NAME]` of kind docker: which hosts, how runs are set up on them, and what jobs may ask for."""
+"""The table `[backends.NAME]` of kind docker: the hosts, defaults for runs, and what jobs may request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodei.model.resources import CPU, GPU, MEMORY, Resources, parse_duration_ms
 
 PullPolicy = Literal["always", "missing", "never"]
 HostNamespace = Literal["network", "pid", "ipc", "uts"]
-# Counted like any other resource by jobs that ask for it; the limit itself holds for all.
+# A resource that jobs may request; max_containers applies to all jobs.
 CONTAINERS = "containers"
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")
 
@@ -25,9 +25,8 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One Docker host, offered as one node.
 
     `url`: unix:///path, tcp://host:port, or ssh://user@host[:port][/path/of/the/socket]. `tls` is a directory with ca.pem,
-    cert.pem and key.pem; without it only this machine is spoken to over TCP, unless `insecure`. `ssh_key` and `known_hosts`
-    are files for ssh, its own if not said. Amounts that are not said are those of the host; those that are may not
-    exceed them for cpu and memory.
+    cert.pem and key.pem; without it TCP works only to this machine, unless `insecure`. `ssh_key` and `known_hosts` are files
+    for ssh; by default its own. Resources default to those of the host; configured cpu and memory are bounded by them.
     """
 
     name: str
@@ -54,16 +53,16 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     cost: float = 0.0
 
     def amounts(self) -> Resources:
-        """What the operator says that it has."""
+        """The configured resources."""
         given = {CPU: self.cpu, MEMORY: self.memory, GPU: self.gpu}
         return parse_resources({**{name: amount for name, amount in given.items() if amount != ""}, **self.resources})
 
 
 class Allow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What jobs may ask for beyond a plain container; nothing of it unless it is named here.
+    """What jobs may request beyond an ordinary container; everything else is refused.
 
-    `mounts`: directories of the hosts, and what is below them; read-only, or with `:rw` behind them. `networks` by name.
-    `users`: as whom runs may be, `*` for anybody. `devices` by path. `host_namespaces`: which a run may share with its host.
+    `mounts`: directories of the hosts with everything below them; read-only, or writable with the suffix `:rw`. `networks` by
+    name. `users` that runs may use, `*` for any. `devices` by path. `host_namespaces` that a run may share.
     """
 
     mounts: tuple[str, ...] = ()
@@ -75,11 +74,10 @@ class Allow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`image` is for tasks that name none (empty: those are refused). `network`, `user`: what runs have that ask for no
-    other (empty: the host's and the image's own). `init`: a small process of Docker's own is the first in every container,
-    so that signals and exit codes are those of the command. `starts_at_once`: how many starts a host is asked for at a time.
-    `lost_after`: a host that is silent for so long is given up, and its runs with it; "0s" for never. `registry_auth`: a
-    file like Docker's own config.json, for images that need a login."""
+    """`image`: default for tasks without one (empty: those are refused). `network`, `user`: defaults (empty: those of the host and
+    the image). `init`: Docker's init process runs first in every container, so that signals and exit codes are those of the
+    command. `starts_at_once`: concurrent starts per host. `lost_after`: after so long a silent host and its runs count as lost;
+    "0s" for never. `registry_auth`: a file like Docker's own config.json, for images that need a login."""
 
     hosts: tuple[Host, ...] = (Host("docker"),)
     image: str = ""
@@ -98,26 +96,26 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 def check(name: str, settings: Settings) -> None:
-    """InvalidInput, with the place, for what msgspec can not see."""
+    """InvalidInput, with the path of the key, for what msgspec cannot check."""
     problems: list[tuple[str, str]] = []
 
     def wrong(path: str, text: str) -> None:
         problems.append((f"backends.{name}.{path}", text))
 
     if not settings.hosts:
-        wrong("hosts", "names no host")
+        wrong("hosts", "is empty; name at least one host")
     seen: set[str] = set()
     for number, host in enumerate(settings.hosts):
         at = f"hosts[{number}]"
         if not _NAME.fullmatch(host.name):
-            wrong(f"{at}.name", f"{host.name[:80]!r} is not a name: use small letters, digits, - and .")
+            wrong(f"{at}.name", f"{host.name[:80]!r} is not a valid name; use lower-case letters, digits, - and .")
         if host.name in seen:
-            wrong(f"{at}.name", f"{host.name!r} is there twice")
+            wrong(f"{at}.name", f"{host.name!r} is used twice")
         seen.add(host.name)
         if problem := url_problem(host):
             wrong(f"{at}.url", problem)
         if host.max_containers < 0 or host.cost < 0:
-            wrong(at, "max_containers and cost start at 0")
+            wrong(at, "max_containers and cost must not be negative")
         try:
             host.amounts()
         except InvalidInput as error:
@@ -130,18 +128,21 @@ def check(name: str, settings: Settings) -> None:
     for mount in settings.allow.mounts:
         path_only = mount.removesuffix(":rw")
         if not path_only.startswith("/") or path_only == "/" or ".." in Path(path_only).parts:
-            wrong("allow.mounts", f"{mount[:200]!r} is not a directory: write its whole path, not /, with :rw to write")
+            wrong(
+                "allow.mounts",
+                f"{mount[:200]!r} is not a directory; write an absolute path other than /, with :rw for write access",
+            )
     if not 1 <= settings.starts_at_once <= 64:
-        wrong("starts_at_once", "is from 1 to 64")
+        wrong("starts_at_once", "must be from 1 to 64")
     if settings.pids_limit < 2:
-        wrong("pids_limit", "is from 2 on: a container needs a process or two of its own")
+        wrong("pids_limit", "must be at least 2: a container needs a process or two of its own")
     if problems:
         first = problems[0]
         raise InvalidInput(f"{first[0]}: {first[1]}", hint="docs/how-to/docker.md", problems=tuple(problems))
 
 
 def url_problem(host: Host) -> str:
-    """What is wrong with where it is, or ""."""
+    """What is wrong with the URL of a host, or ""."""
     try:
         url = urlsplit(host.url)
         port = url.port
@@ -150,7 +151,7 @@ def url_problem(host: Host) -> str:
     if url.scheme == "unix":
         return "" if url.path.startswith("/") and not url.netloc else "write unix:///path/of/the/socket"
     if url.password:
-        return "a password in an address ends up in logs; use a key"
+        return "a password in a URL ends up in logs; use a key"
     if not url.hostname or url.hostname.startswith("-") or (url.username or "").startswith("-"):
         return f"{host.url[:200]!r} names no host"
     if url.scheme == "ssh":
@@ -159,17 +160,19 @@ def url_problem(host: Host) -> str:
         return "write unix:///path, tcp://host:port or ssh://user@host"
     if not port:
         return "write tcp://host:port"
-    if not host.tls and not host.insecure and not _is_this_machine(url.hostname):
-        return "whoever can speak to it is root there: give it `tls`, a directory with ca.pem, cert.pem and key.pem"
+    if not host.tls and not host.insecure and not _is_loopback(url.hostname):
+        return (
+            "without TLS every client is root on that host; set `tls` to a directory with ca.pem, cert.pem and key.pem"
+        )
     return ""
 
 
 def is_local(host: Host) -> bool:
-    """Whether its files are ours to look at."""
+    """Whether its files can be inspected here."""
     return host.url.startswith("unix://")
 
 
-def _is_this_machine(name: str) -> bool:
+def _is_loopback(name: str) -> bool:
     if name == "localhost":
         return True
     try:

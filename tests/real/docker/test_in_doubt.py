@@ -21,7 +21,7 @@ from agent_host import Desk, until
 from docker_backends import a_docker
 from docker_hosts import IMAGE, Daemon, Farm
 from gate import ABANDON, CUT, DROP, PASS, Gate, freeze
-from hodei.backends.docker import connection, start
+from hodei.backends.docker import engine, start
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget
 from hodei.model.errors import BackendError
@@ -34,7 +34,7 @@ ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 REQUEST = {"create": r"^POST .*/containers/create\?", "start": r"^POST .*/containers/[0-9a-f]+/start"}
 HOW = {"hangs": PASS, "hangs and is abandoned": ABANDON, "cut": CUT}
 # How long we wait for an answer to a request, and for a host that is silent; short, so that a hang is longer than both.
-WORK_S, PATIENCE_S = 0.6, 1.6
+CHANGE_TIMEOUT_S, REACH_TIMEOUT_S = 0.6, 1.6
 
 
 class Scene:
@@ -59,7 +59,7 @@ class Scene:
         """The request was given up, and so would be a wait for the host."""
         await asyncio.to_thread(self.gate.left.wait, 20)
         await until(lambda: not self.desk.backend._hosts["h1"].up, "the host is known to be silent")
-        await asyncio.sleep(PATIENCE_S + 0.6)  # the bound itself must pass
+        await asyncio.sleep(REACH_TIMEOUT_S + 0.6)  # the bound itself must pass
 
     async def nothing_is_left(self, run: str) -> None:
         await until(self.gate.is_idle, "the daemon has answered all that it was asked")
@@ -88,9 +88,9 @@ def a_gate(daemon: Daemon, path: Path) -> Gate:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "WORK_S", WORK_S)
-    monkeypatch.setattr(connection, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(connection, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(start, "CHANGE_TIMEOUT_S", CHANGE_TIMEOUT_S)
+    monkeypatch.setattr(engine, "REACH_TIMEOUT_S", REACH_TIMEOUT_S)
+    monkeypatch.setattr(engine, "PING_EVERY_S", 0.1)
 
 
 @contextlib.asynccontextmanager
@@ -177,9 +177,9 @@ def test_a_start_that_comes_after_we_looked_is_found_out_all_the_same(daemon, tm
             # Whoever looks at it because of its end comes too late, and before the daemon has told what it did.
             gate.expect(r"^GET .*/events", before=lambda: time.sleep(1), also=True)
             gate.expect(r"^GET .*/json", before=lambda: until_true(lambda: not daemon.containers(), "gone"), also=True)
-        daemon.ask("POST", f"/containers/{container['Id']}/start")
+        daemon.request("POST", f"/containers/{container['Id']}/start")
         if not seconds:
-            daemon.ask("POST", f"/containers/{container['Id']}/wait")
+            daemon.request("POST", f"/containers/{container['Id']}/wait")
 
     async def story() -> None:
         async with a_scene(daemon, tmp_path) as scene:
