@@ -87,7 +87,7 @@ class Daemon:
         deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline and self.up:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                self.ask("GET", "/_ping")
+                self.request("GET", "/_ping")
                 return
             time.sleep(0.05)
         raise AssertionError(f"dockerd did not come up: {(self._place / 'log').read_text()[-2000:]}")
@@ -96,7 +96,7 @@ class Daemon:
     def _cgroup(self) -> str:
         return f"/hodei-test-{self._place.parent.name}-{self.name}"
 
-    def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
+    def request(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
         connection = _OverSocket(self.socket)
         try:
             connection.request(method, path, body, {"Content-Type": kind})
@@ -112,20 +112,20 @@ class Daemon:
             return said
 
     def have_image(self) -> None:
-        if any(IMAGE in (image["RepoTags"] or ()) for image in self.ask("GET", "/images/json")):
+        if any(IMAGE in (image["RepoTags"] or ()) for image in self.request("GET", "/images/json")):
             return
         query = "fromSrc=-&repo=busybox&tag=local&changes=ENV%20PATH%3D/bin&changes=CMD%20%5B%22/bin/sh%22%5D"
-        said = self.ask("POST", f"/images/create?{query}", _busybox_tar(), "application/x-tar")
+        said = self.request("POST", f"/images/create?{query}", _busybox_tar(), "application/x-tar")
         assert b"error" not in (said if isinstance(said, bytes) else json.dumps(said).encode()), said
 
     def containers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
+        found: list[dict[str, Any]] = self.request("GET", "/containers/json?all=1")
         return found
 
     def clear(self) -> None:
         for container in self.containers():
             with contextlib.suppress(AssertionError):
-                self.ask("DELETE", f"/containers/{container['Id']}?force=1&v=1")
+                self.request("DELETE", f"/containers/{container['Id']}?force=1&v=1")
 
     def kill(self) -> None:
         assert self._process is not None

@@ -93,9 +93,12 @@ class Gate:
     # -------------------------------------------------------------------------------------- in its thread
 
     def _serve(self, up: threading.Event) -> None:
+        server: asyncio.Server | None = None
+
         async def listen() -> None:
+            nonlocal server
             if self._path:
-                await asyncio.start_unix_server(self._carry, self._path)
+                server = await asyncio.start_unix_server(self._carry, self._path)
             else:
                 server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
                 self.port = server.sockets[0].getsockname()[1]
@@ -104,6 +107,8 @@ class Gate:
         self._loop.run_until_complete(listen())
         up.set()
         self._loop.run_forever()
+        if server is not None:
+            server.close()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
