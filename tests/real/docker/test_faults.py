@@ -110,7 +110,7 @@ def test_without_live_restore_a_killed_daemon_takes_its_runs_down_and_they_are_l
             await node_is(desk, "h1", True)
             end = await desk.end_of("1.0.1")
             assert (end.state, end.reason_code) == ("lost", "lost")
-            assert "went away" in end.reason
+            assert "shut down" in end.reason
             end = await desk.end_of("2.0.1")
             assert (end.state, end.exit_code) == ("failed", 6)
             (last,) = await desk.run(an_order(3))

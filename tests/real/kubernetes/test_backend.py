@@ -330,7 +330,7 @@ def test_a_pod_deleted_by_somebody_else_is_lost_and_its_exit_code_is_not(tell, c
         await asyncio.to_thread(cluster.delete_pod, pod_name(bench.installation, "1.0.1"))
         end = await bench.end_of("1.0.1")
         assert (end.state, end.exit_code, end.reason_code) == ("lost", 143, "lost")
-        assert "deleted by somebody else" in end.reason
+        assert "deleted by another user or controller" in end.reason
 
     tell(story)
 
@@ -366,7 +366,7 @@ def test_a_pod_that_was_torn_out_with_its_finalizer_is_lost(tell, cluster):
 
 
 def test_an_image_that_never_comes_is_given_up(tell, cluster, monkeypatch):
-    monkeypatch.setattr(backend, "CARE_EVERY_S", 0.1)
+    monkeypatch.setattr(backend, "SUPERVISE_EVERY_S", 0.1)
 
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1, starts_after="1h")])
@@ -399,7 +399,7 @@ def test_a_scheduler_of_the_cluster_puts_it_where_we_say(tell, cluster, kube_sch
 
 
 def test_a_run_that_no_scheduler_takes_can_be_stopped_and_is_given_up(tell, monkeypatch):
-    monkeypatch.setattr(backend, "CARE_EVERY_S", 0.1)
+    monkeypatch.setattr(backend, "SUPERVISE_EVERY_S", 0.1)
 
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1), bench.order(2)])
@@ -459,7 +459,7 @@ def test_a_start_whose_answer_was_not_heard_is_adopted_and_not_repeated(tell, la
 
 def test_an_api_that_is_away_is_an_outage_and_nothing_is_forgotten_by_it(tell, plane: Plane, monkeypatch):
     monkeypatch.setattr(backend, "OUTAGE_S", 0.5)
-    monkeypatch.setattr(backend, "CARE_EVERY_S", 0.2)
+    monkeypatch.setattr(backend, "SUPERVISE_EVERY_S", 0.2)
 
     async def story(bench: Bench) -> None:
         (end,) = await bench.run(bench.order(1, runs_for="1ms"))

@@ -43,8 +43,8 @@ while True: signal.pause()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(backend, "CARE_EVERY_S", 0.1)
-    monkeypatch.setattr(supervision, "FILE_LOOK_MS", 300)
+    monkeypatch.setattr(backend, "SUPERVISE_EVERY_S", 0.1)
+    monkeypatch.setattr(supervision, "FILE_POLL_MS", 300)
 
 
 @pytest.fixture

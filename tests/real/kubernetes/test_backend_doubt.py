@@ -33,7 +33,7 @@ pytestmark = pytest.mark.real
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 CREATE = r"^POST /api/v1/namespaces/[^/]+/pods"
 HOW = {"hangs": PASS, "hangs and is abandoned": ABANDON, "cut": CUT}
-ANSWER_S = 1.0
+REQUEST_TIMEOUT_S = 1.0
 
 
 class Pods:
@@ -123,7 +123,7 @@ async def order_until_answered(bench: Bench, order: Start) -> dict[str, object]:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, pods, gate, through, tmp_path: Path, monkeypatch, how):
-    monkeypatch.setattr(pod_api, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(pod_api, "REQUEST_TIMEOUT_S", REQUEST_TIMEOUT_S)
     plane, hangs = cluster.plane, how != "cut"
 
     async def story() -> None:
@@ -177,7 +177,7 @@ def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
 ):
     """The same, but the quota is full of another's pod, and the first request never created any."""
     monkeypatch.setattr(runs, "DOUBT_S", 1.0)
-    monkeypatch.setattr(runs, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(runs, "POLL_S", 0.2)
     cluster.apply([{
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": cluster.namespace},
         "spec": {"hard": {"pods": "0"}},

@@ -12,7 +12,7 @@ from hodei.agent import logs
 from hodei.agent.logs import RetentionClock
 from hodei.backends.docker.logs import Logs as DockerLogs
 from hodei.backends.hpc.tracked_run import Files
-from hodei.backends.kubernetes.streams import Logs as PodLogs
+from hodei.backends.kubernetes.pod_api import Logs as PodLogs
 
 DAY_S = 86_400.0
 MONTH_S, YEAR_S = 30 * DAY_S, 365 * DAY_S

@@ -218,7 +218,7 @@ def test_a_job_that_asks_for_nothing_gets_no_probe_no_volume_and_no_annotation()
     pod = a_pod()
     assert "readinessProbe" not in container_of(pod)
     assert "volumes" not in pod["spec"]
-    assert "hodei.io/care" not in pod["metadata"]["annotations"]
+    assert "hodei.io/supervision" not in pod["metadata"]["annotations"]
     assert "HODEI_CHECKPOINT_FILE" not in env_of(pod)
 
 
@@ -252,7 +252,7 @@ def test_health_at_another_host_is_refused(http):
 def test_a_heartbeat_file_is_looked_at_from_outside_and_needs_no_probe():
     pod = a_pod(health=HealthCheck(file="beat"), workdir="/data")
     assert "readinessProbe" not in container_of(pod)
-    assert '"file":"/data/beat"' in pod["metadata"]["annotations"]["hodei.io/care"]
+    assert '"file":"/data/beat"' in pod["metadata"]["annotations"]["hodei.io/supervision"]
 
 
 def test_a_job_that_saves_its_work_is_told_where_and_may_write_there():

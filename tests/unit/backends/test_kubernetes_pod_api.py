@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hodei.backends.kubernetes.pod_api import Unsure, each, meaning
+from hodei.backends.kubernetes.pod_api import InDoubt, classify_refusal, run_limited
 from hodei.kube.api.client import ApiError
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 
@@ -26,19 +26,19 @@ from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
         pytest.param(404, 'namespaces "x" not found', BackendError, id="no such namespace"),
         pytest.param(401, "Unauthorized", BackendError, id="a token that ran out"),
         pytest.param(429, "too many requests", BackendError, id="too many at once"),
-        pytest.param(504, "Timeout", Unsure, id="not done in time, perhaps"),
-        pytest.param(500, "etcdserver: request timed out", Unsure, id="etcd did not answer in time"),
+        pytest.param(504, "Timeout", InDoubt, id="not done in time, perhaps"),
+        pytest.param(500, "etcdserver: request timed out", InDoubt, id="etcd did not answer in time"),
     ],
 )
 def test_a_refusal_is_for_ever_for_now_or_nobody_knows(status, said, kind):
-    assert type(meaning(ApiError(status, "", said))) is kind
+    assert type(classify_refusal(ApiError(status, "", said))) is kind
 
 
 def test_it_is_certain_that_nothing_arrived_only_if_nothing_was_sent():
-    sent = meaning(ApiError(0, "Unreached", "no answer. Whether it was done is not known."))
-    unsent = meaning(ApiError(0, "Unreached", "Name or service not known.", sent=False))
-    assert isinstance(sent, Unsure)
-    assert isinstance(unsent, Unsure)
+    sent = classify_refusal(ApiError(0, "Unreached", "no answer. Whether it was done is not known."))
+    unsent = classify_refusal(ApiError(0, "Unreached", "Name or service not known.", sent=False))
+    assert isinstance(sent, InDoubt)
+    assert isinstance(unsent, InDoubt)
     assert (sent.error.code, unsent.error.code) == ("BACKEND_ERROR", NOT_REACHED)
 
 
@@ -51,5 +51,5 @@ def test_the_first_that_fails_is_the_last_that_is_begun():
         raise BackendError("gone")
 
     with pytest.raises(BackendError):
-        asyncio.run(each(range(1000), work))
+        asyncio.run(run_limited(range(1000), work))
     assert len(begun) <= 32

@@ -13,7 +13,7 @@ from msgspec import structs
 from agent_host import an_order
 from hodei.backends.base import BackendContext
 from hodei.backends.kubernetes import KubernetesBackend, Settings
-from hodei.backends.kubernetes.pod_api import Unsure
+from hodei.backends.kubernetes.pod_api import InDoubt
 from hodei.model.effects import Start
 from hodei.model.errors import NOT_REACHED, BackendError
 
@@ -40,8 +40,8 @@ def an(order: Start) -> Start:
     return structs.replace(order, run=structs.replace(order.run, placed_ms=2000))
 
 
-REFUSED = Unsure(BackendError("connection refused", code=NOT_REACHED))
-CUT = Unsure(BackendError("no answer"))
+REFUSED = InDoubt(BackendError("connection refused", code=NOT_REACHED))
+CUT = InDoubt(BackendError("no answer"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A Kubernetes cluster as a backend: every run is a pod, every node of the cluster a node.
 
-`manifest` turns an order into a pod, `states` what the cluster says of a pod into an observation, `nodes` its nodes and the
-pods of others into ours; `runs` remembers; `asking` and `logs` ask; `backend` puts it together.
+`manifest` turns an order into a pod, `runs` the state of a pod into an observation, `nodes` the cluster's nodes into ours;
+`pod_api` sends requests, `supervision` takes checkpoints and checks files in containers, `backend` puts it together.
 """
 
 from hodei.backends.kubernetes.backend import KubernetesBackend, make

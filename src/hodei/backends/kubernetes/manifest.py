@@ -1,8 +1,8 @@
-"""An order as a pod. Pure.
+"""The settings of kind kubernetes, and an order as the manifest of a pod. No I/O.
 
-The pod's name is made from the run's, so that a second order for the same run meets the first; a finalizer keeps it until
-its end is safely stored, so that nobody's deletion can make an exit code unknown. Values go into JSON as they are: no
-command line, no shell.
+The pod's name is derived from the run's, so that a second order for the same run conflicts with the first; a finalizer keeps
+the pod until its end is stored, so that no deletion loses an exit code. Values go into JSON as they are: no command line,
+no shell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.backends.base import check_container_command, run_env
+from hodei.backends.base import WHOLE_GPU, absolute_path, check_container_command, run_env
 from hodei.kube.api.client import Access
 from hodei.model.affinity import HostPort
 from hodei.model.effects import Start
@@ -30,14 +30,13 @@ _PREFIX = re.compile(r"[a-z0-9][-a-z0-9.]{0,62}|")
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kubeconfig`, `context`: which cluster ("" for $KUBECONFIG, ~/.kube/config, or the one that this runs in).
-    `namespace`: where pods are made. `image`: for tasks that name none (empty: those are refused). `node_selector`: the
-    nodes that may be used; `node_prefix`: put before their names here, for clusters whose nodes are called the same.
-    `scheduler`: "" and the pod names its node itself; else that scheduler is asked to put it there. `gpu`: the resource
-    that a GPU is. `pull_patience`: how long an image may fail to come, or that scheduler may take, before the run is
-    given up. `pod_labels`, `pod_annotations`: put on every pod; `allow_annotations`: which ones jobs may put on theirs, by
-    whole name or, with a `/` at the end, by prefix. `restricted`: pods keep the rules of the Pod Security Standard of that
-    name."""
+    """`kubeconfig`, `context`: the cluster ("" for $KUBECONFIG, ~/.kube/config, or the one that the server runs in).
+    `namespace` of the pods. `image`: default for tasks without one (empty: those are refused). `node_selector`: the nodes to
+    use; `node_prefix`: prefix of their names here, for clusters with equal node names. `scheduler`: "" binds the pod to its
+    node directly; else that scheduler places it there. `gpu`: the resource name of a GPU. `pull_patience`: how long an image
+    pull may fail, or that scheduler may take, before the run fails. `pod_labels`, `pod_annotations`: for every pod;
+    `allow_annotations`: those that jobs may set, by name or, with a `/` at the end, by prefix. `restricted`: pods follow the
+    Pod Security Standard of that name."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -72,12 +71,14 @@ def check(name: str, settings: Settings) -> None:
     if not _NAMESPACE.fullmatch(settings.namespace):
         raise _wrong(name, "namespace", f"{settings.namespace[:80]!r} is not a namespace", 'namespace = "hodei-jobs"')
     if not _PREFIX.fullmatch(settings.node_prefix):
-        raise _wrong(name, "node_prefix", f"{settings.node_prefix[:80]!r} cannot begin a node's name", '"prod-"')
+        raise _wrong(
+            name, "node_prefix", f"{settings.node_prefix[:80]!r} is not a valid prefix of a node name", '"prod-"'
+        )
     if not settings.gpu:
-        raise _wrong(name, "gpu", "the resource that a GPU is has no name", 'gpu = "nvidia.com/gpu"')
+        raise _wrong(name, "gpu", "the resource name of a GPU is empty", 'gpu = "nvidia.com/gpu"')
     for key in (*settings.pod_labels, *settings.pod_annotations, *settings.allow_annotations):
         if key.startswith(("hodei.io/", "job.hodei.io/")):
-            raise _wrong(name, "pod_labels", f"{key} is Hodei's own", "choose another prefix than hodei.io/")
+            raise _wrong(name, "pod_labels", f"{key} is reserved for Hodei", "choose another prefix than hodei.io/")
     try:
         parse_duration_ms(settings.pull_patience)
     except InvalidInput as error:
@@ -89,19 +90,16 @@ def _wrong(name: str, key: str, text: str, hint: str) -> InvalidInput:
     return InvalidInput(f"{path}: {text}", hint=hint, problems=((path, text),))
 
 
-# ------------------------------------------------------------------------------------- pod annotations
-# What a job asks for while it runs, as far as its pod must remember it: how its work is saved, how its health is
-# seen. Pure.
-
+# ----------------------------------------------------------------------------------------- supervision
 
 CHECKPOINT_DIR = "/run/hodei"
 CHECKPOINT_FILE = f"{CHECKPOINT_DIR}/checkpoint"
-_HERE = ("localhost", "127.0.0.1", "::1", NODE_HOST)
+_OWN_HOSTS = ("localhost", "127.0.0.1", "::1", NODE_HOST)
 
 
-class Care(Struct, frozen=True, omit_defaults=True):
-    """Kept on the pod as JSON. `file`: whose time of change says when work was saved. `save`: its hook, if it has one.
-    `grace_ms`: between TERM and KILL, for stops that nobody orders."""
+class Supervision(Struct, frozen=True, omit_defaults=True):
+    """What to supervise in a run; kept on the pod as JSON. `file`: the checkpoint file. `save`: the hook, if any. `grace_ms`:
+    between TERM and KILL, for stops without an order."""
 
     file: str = ""
     save: Checkpoint | None = None
@@ -110,21 +108,23 @@ class Care(Struct, frozen=True, omit_defaults=True):
 
     @property
     def probed(self) -> HealthCheck | None:
-        """A health check that the kubelet carries out."""
+        """The health check, if the kubelet carries it out."""
         return self.health if self.health is not None and not self.health.file else None
 
 
-def care_for(order: Start) -> Care | None:
-    """None if the job asks for nothing of this kind."""
+def supervision_for(order: Start) -> Supervision | None:
+    """None without checkpoints and health check."""
     spec, checkpoint = order.spec, order.spec.checkpoint
-    asked = checkpoint != Checkpoint()
-    if not asked and not spec.health.enabled:
+    takes_checkpoints = checkpoint != Checkpoint()
+    if not takes_checkpoints and not spec.health.enabled:
         return None
     health = spec.health
     if health.file:
-        health = HealthCheck((), "", _absolute(health.file, order), *_times(health))
-    return Care(
-        file=(_absolute(checkpoint.file, order) if checkpoint.file else CHECKPOINT_FILE) if asked else "",
+        health = structs.replace(health, file=absolute_path(health.file, order))
+    return Supervision(
+        file=(absolute_path(checkpoint.file, order) if checkpoint.file else CHECKPOINT_FILE)
+        if takes_checkpoints
+        else "",
         save=checkpoint if checkpoint.has_hook else None,
         health=health if health.enabled else None,
         grace_ms=spec.grace_ms,
@@ -132,7 +132,7 @@ def care_for(order: Start) -> Care | None:
 
 
 def probe(health: HealthCheck, command: list[str]) -> dict[str, Any]:
-    """As a pod has it. `command`: its words as Kubernetes reads them. BackendRefused for an address of another host."""
+    """A readiness probe. `command`: escaped for Kubernetes. BackendRefused for an address of another host."""
     times = {
         "initialDelaySeconds": _seconds(health.after_ms + health.every_ms),
         "periodSeconds": _seconds(health.every_ms),
@@ -142,51 +142,42 @@ def probe(health: HealthCheck, command: list[str]) -> dict[str, Any]:
     if command:
         return {"exec": {"command": command}, **times}
     at = urlsplit(health.http)
-    if at.scheme != "http" or at.hostname not in _HERE:
+    if at.scheme != "http" or at.hostname not in _OWN_HOSTS:
         raise BackendRefused(
-            f"a pod's health cannot be seen at {health.http[:200]}",
-            hint="write http://localhost:PORT/PATH: the node asks the address of the pod, so listen on all addresses there",
+            f"a pod's health cannot be checked at {health.http[:200]}",
+            hint="write http://localhost:PORT/PATH: the node calls the address of the pod, so listen on all addresses",
         )
     path = (at.path or "/") + (f"?{at.query}" if at.query else "")
     return {"httpGet": {"path": path, "port": at.port or 80, "scheme": "HTTP"}, **times}
-
-
-def _times(health: HealthCheck) -> tuple[int, int, int, int]:
-    return health.every_ms, health.timeout_ms, health.after_ms, health.failures
-
-
-def _absolute(path: str, order: Start) -> str:
-    return path if path.startswith("/") else f"{order.task.workdir.rstrip('/')}/{path}"
 
 
 def _seconds(ms: int) -> int:
     return max(1, math.ceil(ms / 1000))
 
 
-# ----------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- manifest
 
 INSTALLATION, BACKEND, RUN, JOB = (f"hodei.io/{name}" for name in ("installation", "backend", "run", "job"))
-JOB_NAME, TIMEOUT, END, CARE = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end", "care"))
-# Labels that a job gave itself; never without this before them, so that no Service or policy takes the pod for another's.
+JOB_NAME, TIMEOUT, END, SUPERVISION = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end", "supervision"))
+# Prefix for the labels of a job, so that no Service or policy selects the pod by mistake.
 JOB_LABEL = "job.hodei.io/"
 FINALIZER = "hodei.io/observed"
 MAIN = "main"
-WHOLE_GPU = 1000
 _RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?")
 _NAME_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-# Of these a pod may use more than it asks for, or less than it may; of all others Kubernetes wants both the same.
+# Requests and limits may differ for these; for all other resources Kubernetes requires both to be equal.
 _ELASTIC = (CPU, MEMORY, STORAGE)
 
 
 def pod_name(installation: str, run: RunId) -> str:
-    """Of one run of one installation; two installations in one namespace never meet."""
-    mark = hashlib.sha256(installation.encode()).hexdigest()[:8]
-    plain = run.replace(".", "-") if _RUN_ID.fullmatch(run) else hashlib.sha256(run.encode()).hexdigest()[:40]
-    return f"hodei-{mark}-{plain}"
+    """Unique per run and installation, also for several installations in one namespace."""
+    prefix = hashlib.sha256(installation.encode()).hexdigest()[:8]
+    suffix = run.replace(".", "-") if _RUN_ID.fullmatch(run) else hashlib.sha256(run.encode()).hexdigest()[:40]
+    return f"hodei-{prefix}-{suffix}"
 
 
 def own_labels(installation: str, backend: str) -> dict[str, str]:
-    """By which our pods are told from all others."""
+    """The labels that identify our pods."""
     return {INSTALLATION: label_value(installation), BACKEND: label_value(backend)}
 
 
@@ -201,11 +192,11 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
         )
     if run.grant is not None and any(share != WHOLE_GPU for _, share in run.grant.gpus):
         raise BackendRefused("a pod gets whole GPUs only", hint="ask for whole ones, or choose another backend")
-    # Which devices a pod has is for its node to say: numbers chosen here would be those of others.
+    # The kubelet chooses the devices of a pod: numbers chosen here could be those of others.
     env = {**task.env, **run_env(structs.replace(order, run=structs.replace(run, grant=None)))}
-    care = care_for(order)
-    if care is not None and care.file:
-        env["HODEI_CHECKPOINT_FILE"] = care.file
+    supervision = supervision_for(order)
+    if supervision is not None and supervision.file:
+        env["HODEI_CHECKPOINT_FILE"] = supervision.file
     check_container_command(task.command, env, task.workdir)
     container: dict[str, Any] = {
         "name": MAIN,
@@ -224,13 +215,13 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
         container["workingDir"] = task.workdir
     if settings.restricted:
         container["securityContext"]["capabilities"] = {"drop": ["ALL"]}
-    if care is not None and care.probed is not None:
-        container["readinessProbe"] = probe(care.probed, [_literal(word) for word in care.probed.command])
+    if supervision is not None and supervision.probed is not None:
+        container["readinessProbe"] = probe(supervision.probed, [_literal(word) for word in supervision.probed.command])
     grace_s = max(1, math.ceil(spec.grace_ms / 1000))
-    pod = {**_placed(order, settings), **_dressed(settings), "terminationGracePeriodSeconds": grace_s}
+    pod = {**_placement(order, settings), **_pod_defaults(settings), "terminationGracePeriodSeconds": grace_s}
     pod["containers"] = [container]
-    if care is not None and care.file == CHECKPOINT_FILE:
-        # A place that the command may write to, whoever it runs as.
+    if supervision is not None and supervision.file == CHECKPOINT_FILE:
+        # Writable for every user in the container.
         pod["volumes"] = [{"name": "hodei", "emptyDir": {}}]
         container["volumeMounts"] = [{"name": "hodei", "mountPath": CHECKPOINT_DIR}]
     annotations = {
@@ -240,8 +231,8 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
     }
     if spec.timeout_ms:
         annotations[TIMEOUT] = str(spec.timeout_ms)
-    if care is not None:
-        annotations[CARE] = msgspec.json.encode(care).decode()
+    if supervision is not None:
+        annotations[SUPERVISION] = msgspec.json.encode(supervision).decode()
     labels = {
         **settings.pod_labels,
         **_job_labels(spec),
@@ -260,7 +251,7 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 
-def _placed(order: Start, settings: Settings) -> dict[str, Any]:
+def _placement(order: Start, settings: Settings) -> dict[str, Any]:
     node = order.run.node.removeprefix(settings.node_prefix)
     pod: dict[str, Any] = {"tolerations": [_toleration(one) for one in order.task.tolerations]}
     if not settings.scheduler:
@@ -279,12 +270,12 @@ def _toleration(one: Toleration) -> dict[str, Any]:
 
 
 def _port(one: HostPort) -> dict[str, Any]:
-    """The node's own, which the house gives to one run at a time; the container listens on the same."""
+    """A host port, which the scheduler gives to one run at a time; the container listens on the same port."""
     return {"containerPort": one.port, "hostPort": one.port, "protocol": one.protocol, "hostIP": one.ip}
 
 
-def _dressed(settings: Settings) -> dict[str, Any]:
-    """What all pods of this backend have."""
+def _pod_defaults(settings: Settings) -> dict[str, Any]:
+    """The same for all pods of this backend."""
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": bool(settings.service_account),
@@ -302,9 +293,8 @@ def _dressed(settings: Settings) -> dict[str, Any]:
 
 
 def _resources(request: Resources, limits: Resources, settings: Settings) -> dict[str, dict[str, str]]:
-    """What it asks for is what it gets; what it may take at most is what it says."""
-    rigid = {name: amount for name, amount in request.items() if name not in _ELASTIC}
-    return {"requests": _amounts(request, settings), "limits": _amounts({**limits, **rigid}, settings)}
+    equal = {name: amount for name, amount in request.items() if name not in _ELASTIC}
+    return {"requests": _amounts(request, settings), "limits": _amounts({**limits, **equal}, settings)}
 
 
 def _amounts(given: Resources, settings: Settings) -> dict[str, str]:
@@ -320,7 +310,7 @@ def _amounts(given: Resources, settings: Settings) -> dict[str, str]:
 
 
 def _job_labels(spec: JobSpec) -> dict[str, str]:
-    """A prefix of their own, such as `example.com/team`, becomes a part of the name: Kubernetes takes one `/` only."""
+    """A prefix, such as `example.com/` of `example.com/team`, becomes a part of the name: Kubernetes allows only one `/`."""
     out = {}
     for key, value in spec.labels.items():
         name = key.replace("/", ".")
@@ -330,12 +320,12 @@ def _job_labels(spec: JobSpec) -> dict[str, str]:
 
 
 def _literal(text: str) -> str:
-    """Kubernetes reads $(NAME) in commands and values; twice the sign is the sign itself."""
+    """Escape $(NAME), which Kubernetes expands in commands and values."""
     return text.replace("$", "$$")
 
 
 def label_value(text: str) -> str:
-    """Letters, digits and a few signs, of limited length. What does not fit is told apart by its sum."""
+    """A valid label value: the text itself, or its hash if it has other characters or is too long."""
     if not text or _NAME_PART.fullmatch(text):
         return text
     return hashlib.sha256(text.encode()).hexdigest()[:63]

@@ -1,14 +1,17 @@
-"""The cluster's nodes as ours to fill: what each has, less what the pods of others ask for. No I/O: watches tell it.
+"""Nodes of the cluster with the capacity that other pods leave. No I/O: fed by watches.
 
-A pod of ours takes no room here, because the house counts its runs itself; but it takes one of its node's places for pods.
+Our own pods take no capacity here, because the scheduler counts its runs itself; but each counts against its node's limit
+of pods.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from hodei.backends.kubernetes.manifest import WHOLE_GPU, Settings
+from hodei.backends.base import WHOLE_GPU
+from hodei.backends.kubernetes.manifest import Settings
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
 from hodei.kube.api.quantities import PODS, amounts, requests_of
@@ -18,19 +21,21 @@ from hodei.model.node import Location, Node, Taint
 from hodei.model.resources import GPU, Resources
 
 log = logging.getLogger("hodei.kubernetes")
-# Seen here only, not in the cluster: a node that has no place for one more pod, however small.
+# Not in the cluster, only in our copy of a node: it has reached its limit of pods.
 NO_PLACE = Taint("hodei.io/no-place-for-pods")
-# Said by `cordoned` already.
+# Expressed by `cordoned`.
 _CORDON = "node.kubernetes.io/unschedulable"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
-class Picture:
-    """`ours`: the labels of our own pods. `changed` is called when `nodes` has something new to say."""
+class NodeCache:
+    """`own_labels`: the labels of our own pods. `on_change` is called when `nodes` changes."""
 
-    def __init__(self, backend: str, settings: Settings, ours: Mapping[str, str], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, backend: str, settings: Settings, own_labels: Mapping[str, str], on_change: Callable[[], None]
+    ) -> None:
         self._backend, self._settings = backend, settings
-        self._ours, self._changed = ours, changed
+        self._own_labels, self._on_change = own_labels, on_change
         self._nodes: dict[NodeName, KubeNode] = {}
         self._pods: dict[str, tuple[NodeName, Resources]] = {}
         self._used: dict[NodeName, Resources] = {}
@@ -41,26 +46,26 @@ class Picture:
         return [self._offered[name] for name in sorted(self._offered)]
 
     def flush(self) -> None:
-        """After a batch of changes: what of it matters to anybody."""
-        news = False
+        """After a batch of changes: recompute the affected nodes."""
+        changed = False
         for name in self._dirty:
-            before, now = self._offered.get(name), self._offer(name)
+            before, now = self._offered.get(name), self._build_node(name)
             if before == now:
                 continue
-            news = True
+            changed = True
             if now is None:
                 del self._offered[name]
             else:
                 self._offered[name] = now
         self._dirty.clear()
-        if news:
-            self._changed()
+        if changed:
+            self._on_change()
 
-    # ---------------------------------------------------------------------------------------- what is told
+    # --------------------------------------------------------------------------- called by the reflectors
 
-    def node_changed(self, node: KubeNode, gone: bool) -> None:
+    def node_changed(self, kind: str, node: KubeNode) -> None:
         name = node.metadata.name
-        if gone:
+        if kind == "DELETED":
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = node
@@ -71,55 +76,60 @@ class Picture:
         self._nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= self._nodes.keys()
 
-    def pod_changed(self, pod: Pod, gone: bool) -> None:
-        """`gone` also when it has ended, or is not bound any more."""
+    def pod_changed(self, kind: str, pod: Pod) -> None:
+        """`kind` is DELETED also when the pod has ended or is no longer bound."""
         self._count(self._pods.pop(pod.metadata.uid, None), -1)
-        if not gone and pod.spec.node_name:
-            took = (pod.spec.node_name, self._taken_by(pod))
-            self._pods[pod.metadata.uid] = took
-            self._count(took, 1)
+        if kind != "DELETED" and pod.spec.node_name:
+            usage = (pod.spec.node_name, self._requests_of(pod))
+            self._pods[pod.metadata.uid] = usage
+            self._count(usage, 1)
 
     def pods_listed(self, pods: list[Pod]) -> None:
         self._dirty |= self._used.keys()
         self._pods.clear()
         self._used.clear()
         for pod in pods:
-            self.pod_changed(pod, gone=False)
+            self.pod_changed("ADDED", pod)
 
-    def _count(self, took: tuple[NodeName, Resources] | None, sign: int) -> None:
-        if took is None:
+    def _count(self, usage: tuple[NodeName, Resources] | None, sign: int) -> None:
+        if usage is None:
             return
-        node, taken = took
+        node, requests = usage
         used = self._used.setdefault(node, {})
-        for name, amount in taken.items():
+        for name, amount in requests.items():
             used[name] = used.get(name, 0) + sign * amount
         self._dirty.add(node)
 
-    def _taken_by(self, pod: Pod) -> Resources:
-        if pod.metadata.namespace == self._settings.namespace and self._ours.items() <= pod.metadata.labels.items():
+    def _requests_of(self, pod: Pod) -> Resources:
+        if (
+            pod.metadata.namespace == self._settings.namespace
+            and self._own_labels.items() <= pod.metadata.labels.items()
+        ):
             return {PODS: 1}
         try:
             return requests_of(pod)
         except InvalidInput as error:
-            log.warning("%s: what pod %s asks for is not counted: %s", self._backend, pod.metadata.name, error.message)
+            log.warning(
+                "%s: the requests of pod %s are not counted: %s", self._backend, pod.metadata.name, error.message
+            )
             return {PODS: 1}
 
-    # ------------------------------------------------------------------------------------------ what is offered
+    # ------------------------------------------------------------------------------------------ our nodes
 
-    def _offer(self, name: NodeName) -> Node | None:
+    def _build_node(self, name: NodeName) -> Node | None:
         node = self._nodes.get(name)
         if node is None or not self._settings.node_selector.items() <= node.metadata.labels.items():
             return None
         used, problem = self._used.get(name, {}), ""
         try:
-            has = amounts(node.status.allocatable)
+            allocatable = amounts(node.status.allocatable)
         except InvalidInput as error:
-            has, problem = {}, f"what it has cannot be read: {error.message}"
-        room = {name: max(0, amount - used.get(name, 0)) for name, amount in has.items()}
-        gpus = room.pop(self._settings.gpu, 0)
-        places = room.pop(PODS, None)
+            allocatable, problem = {}, f"its allocatable resources cannot be read: {error.message}"
+        free = {name: max(0, amount - used.get(name, 0)) for name, amount in allocatable.items()}
+        gpus = free.pop(self._settings.gpu, 0)
+        pods_left = free.pop(PODS, None)
         if gpus:
-            room[GPU] = gpus * WHOLE_GPU
+            free[GPU] = gpus * WHOLE_GPU
         labels = node.metadata.labels
         problem = problem or _not_ready(node)
         taints = [
@@ -127,13 +137,13 @@ class Picture:
             for one in node.spec.taints
             if one.effect in _EFFECTS and one.key != _CORDON
         ]
-        if places == 0:
+        if pods_left == 0:
             taints.append(NO_PLACE)
         return Node(
             self._settings.node_prefix + name,
             self._backend,
             kind="kubernetes",
-            capacity=room,
+            capacity=free,
             labels=labels,
             taints=tuple(taints),
             arch=labels.get("kubernetes.io/arch", ""),
@@ -152,29 +162,15 @@ class Picture:
 def _not_ready(node: KubeNode) -> str:
     ready = next((one for one in node.status.conditions if one.type == "Ready"), None)
     if ready is None:
-        return "it has not said that it is ready"
+        return "it has not reported that it is ready"
     if ready.status == "True":
         return ""
-    return f"{ready.reason}: {ready.message}".strip(": ") or "it says that it is not ready"
+    return f"{ready.reason}: {ready.message}".strip(": ") or "it reports that it is not ready"
 
 
-class NodeSink:
-    """Nodes into the picture."""
+class Sink(NamedTuple):
+    """The receiver of a reflector's events."""
 
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
-        self.listed, self.flushed = picture.nodes_listed, picture.flush
-
-    def changed(self, kind: str, node: KubeNode) -> None:
-        self._picture.node_changed(node, kind == "DELETED")
-
-
-class PodSink:
-    """All pods that hold room into the picture."""
-
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
-        self.listed, self.flushed = picture.pods_listed, picture.flush
-
-    def changed(self, kind: str, pod: Pod) -> None:
-        self._picture.pod_changed(pod, kind == "DELETED")
+    listed: Callable[[list[Any]], None]
+    changed: Callable[[str, Any], None]
+    flushed: Callable[[], None]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hodei.backends.kubernetes.streams import execute
+from hodei.backends.kubernetes.pod_api import execute
 from hodei.http_client import Unreached
 from hodei.kube.api import websocket
 from hodei.kube.api.client import ApiError

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from hodei.backends.kubernetes.states import (
-    Ending,
+from hodei.backends.kubernetes.runs import (
     RunPod,
-    at_ms,
+    StopCause,
     deadline_s,
-    forced,
-    grace_left,
-    hopeless,
-    observed,
-    unwell,
-    vanished,
+    forced_end,
+    health_failure,
+    observe_pod,
+    parse_time_ms,
+    remaining_grace_s,
+    removed_end,
+    start_failure,
 )  # fmt: skip
 from hodei.kube.api.objects import from_builtins
 
@@ -33,7 +33,7 @@ def a_pod(
     container: dict[str, Any] | None = None,
     phase: str = "Running",
     *,
-    told_to_go_ms: int = 0,
+    deletion_requested_ms: int = 0,
     grace_s: int = 30,
     ending: str = "",
     node: str = "n1",
@@ -46,9 +46,9 @@ def a_pod(
         "annotations": {**(notes or {}), **({"hodei.io/end": ending} if ending else {})},
         "creationTimestamp": stamp(NOW_MS - 10 * MINUTE_MS),
     }
-    if told_to_go_ms:
+    if deletion_requested_ms:
         meta |= {
-            "deletionTimestamp": stamp(told_to_go_ms + 1000 * grace_s),
+            "deletionTimestamp": stamp(deletion_requested_ms + 1000 * grace_s),
             "deletionGracePeriodSeconds": grace_s,
         }
     found = {"phase": phase, "startTime": stamp(NOW_MS - 9 * MINUTE_MS), **status}
@@ -88,7 +88,7 @@ RECENTLY = NOW_MS - 20_000
         pytest.param(a_pod(waiting("ContainerCreating"), "Pending"), "placed", None, "", id="being created"),
         pytest.param(a_pod(waiting("ImagePullBackOff"), "Pending"), "placed", None, "", id="its image does not come"),
         pytest.param(a_pod(running()), "running", None, "", id="running"),
-        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY), "running", None, "", id="told to go and not gone"),
+        pytest.param(a_pod(running(), deletion_requested_ms=RECENTLY), "running", None, "", id="told to go and not gone"),
         # by itself
         pytest.param(a_pod(ended(0), "Succeeded"), "succeeded", 0, "", id="exit 0"),
         pytest.param(a_pod(ended(7), "Failed"), "failed", 7, "", id="exit 7"),
@@ -106,28 +106,28 @@ RECENTLY = NOW_MS - 20_000
         pytest.param(a_pod(ended(128, "StartError", "cgroup trouble"), "Failed"),
                      "failed", None, "start_failed", id="a container that could not be made"),
         # told to go by us
-        pytest.param(a_pod(ended(9), "Failed", told_to_go_ms=RECENTLY, ending=STOPPED), "stopped", 9, "", id="stopped"),
-        pytest.param(a_pod(ended(0), "Succeeded", told_to_go_ms=RECENTLY, ending=STOPPED), "stopped", 0, "",
+        pytest.param(a_pod(ended(9), "Failed", deletion_requested_ms=RECENTLY, ending=STOPPED), "stopped", 9, "", id="stopped"),
+        pytest.param(a_pod(ended(0), "Succeeded", deletion_requested_ms=RECENTLY, ending=STOPPED), "stopped", 0, "",
                      id="stopped, and went in peace"),
         pytest.param(a_pod(ended(0), "Succeeded", ending=STOPPED), "succeeded", 0, "",
                      id="to be stopped, but was done before"),
-        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, grace_s=0, ending=STOPPED), "stopped", None, "",
+        pytest.param(a_pod(phase="Pending", deletion_requested_ms=RECENTLY, grace_s=0, ending=STOPPED), "stopped", None, "",
                      id="stopped before it began"),
-        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, node="", ending=STOPPED), "stopped", None, "",
+        pytest.param(a_pod(phase="Pending", deletion_requested_ms=RECENTLY, node="", ending=STOPPED), "stopped", None, "",
                      id="stopped before it had a node"),
-        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, ending=STOPPED), "placed", None, "",
+        pytest.param(a_pod(phase="Pending", deletion_requested_ms=RECENTLY, ending=STOPPED), "placed", None, "",
                      id="to be stopped before it began, its node has not said yes"),
-        pytest.param(a_pod(phase="Failed", told_to_go_ms=RECENTLY, ending=GIVEN_UP), "failed", None, "start_failed",
+        pytest.param(a_pod(phase="Failed", deletion_requested_ms=RECENTLY, ending=GIVEN_UP), "failed", None, "start_failed",
                      id="given up"),
         # told to go by others
-        pytest.param(a_pod(ended(143), "Failed", told_to_go_ms=RECENTLY), "lost", 143, "lost", id="deleted by others"),
-        pytest.param(a_pod(ended(0), "Succeeded", told_to_go_ms=RECENTLY), "lost", 0, "lost",
+        pytest.param(a_pod(ended(143), "Failed", deletion_requested_ms=RECENTLY), "lost", 143, "lost", id="deleted by others"),
+        pytest.param(a_pod(ended(0), "Succeeded", deletion_requested_ms=RECENTLY), "lost", 0, "lost",
                      id="deleted by others, and went in peace"),
-        pytest.param(a_pod(ended(0, ago_ms=MINUTE_MS), "Succeeded", told_to_go_ms=RECENTLY, grace_s=0),
+        pytest.param(a_pod(ended(0, ago_ms=MINUTE_MS), "Succeeded", deletion_requested_ms=RECENTLY, grace_s=0),
                      "succeeded", 0, "", id="deleted by others after it was done"),
-        pytest.param(a_pod(ended(7, ago_ms=MINUTE_MS), "Failed", told_to_go_ms=RECENTLY, grace_s=0),
+        pytest.param(a_pod(ended(7, ago_ms=MINUTE_MS), "Failed", deletion_requested_ms=RECENTLY, grace_s=0),
                      "failed", 7, "", id="deleted by others after it had failed"),
-        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, grace_s=0), "lost", None, "lost",
+        pytest.param(a_pod(phase="Pending", deletion_requested_ms=RECENTLY, grace_s=0), "lost", None, "lost",
                      id="deleted by others before it began"),
         # taken by the node or the cluster
         pytest.param(a_pod(ended(137), "Failed", reason="Evicted", message="The node was low on resource: memory."),
@@ -152,7 +152,7 @@ RECENTLY = NOW_MS - 20_000
     ],
 )  # fmt: skip
 def test_a_pods_word_is_told_as_what_it_means_for_the_run(pod, state, exit_code, code):
-    seen = observed(pod, NOW_MS)
+    seen = observe_pod(pod, NOW_MS)
     assert (seen.run, seen.state, seen.exit_code, seen.reason_code) == ("1.0.1", state, exit_code, code)
     assert seen.at_ms <= NOW_MS
     if state in ("lost", "failed"):
@@ -167,26 +167,26 @@ def test_containers_that_the_cluster_put_beside_ours_do_not_count():
          "status": {"phase": "Running", "containerStatuses": [beside, ours]}},
         RunPod,
     )  # fmt: skip
-    assert (observed(pod, NOW_MS).state, observed(pod, NOW_MS).exit_code) == ("failed", 7)
+    assert (observe_pod(pod, NOW_MS).state, observe_pod(pod, NOW_MS).exit_code) == ("failed", 7)
 
 
 def test_times_are_the_nodes_and_never_in_the_future():
-    assert observed(a_pod(ended(0, ago_ms=5000), "Succeeded"), NOW_MS).at_ms == NOW_MS - 5000
-    assert observed(a_pod(ended(0, ago_ms=-5000), "Succeeded"), NOW_MS).at_ms == NOW_MS
-    assert at_ms("yesterday", 42) == at_ms(None, 42) == 42
+    assert observe_pod(a_pod(ended(0, ago_ms=5000), "Succeeded"), NOW_MS).at_ms == NOW_MS - 5000
+    assert observe_pod(a_pod(ended(0, ago_ms=-5000), "Succeeded"), NOW_MS).at_ms == NOW_MS
+    assert parse_time_ms("yesterday", 42) == parse_time_ms(None, 42) == 42
 
 
 def test_an_end_says_when_it_began_and_when_it_ended_however_late_it_is_seen():
     over = ended(0, ago_ms=5 * MINUTE_MS)
     over["terminated"]["startedAt"] = stamp(NOW_MS - 7 * MINUTE_MS)
-    seen = observed(a_pod(over, "Succeeded"), NOW_MS)
+    seen = observe_pod(a_pod(over, "Succeeded"), NOW_MS)
     assert (seen.started_ms, seen.at_ms) == (NOW_MS - 7 * MINUTE_MS, NOW_MS - 5 * MINUTE_MS)
 
 
 @pytest.mark.parametrize("nothing", [None, "", "1970-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon"])
 def test_a_time_that_its_node_does_not_know_is_none(nothing):
     over = {"terminated": {"exitCode": 137, "reason": "Error", "startedAt": nothing, "finishedAt": nothing}}
-    seen = observed(a_pod(over, "Failed"), NOW_MS)
+    seen = observe_pod(a_pod(over, "Failed"), NOW_MS)
     assert (seen.started_ms, seen.at_ms) == (0, NOW_MS)
 
 
@@ -195,23 +195,25 @@ def test_a_pod_that_is_over_and_has_no_container_ended_when_it_last_changed():
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(NOW_MS - 9 * MINUTE_MS)},
         {"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW_MS - 3 * MINUTE_MS)},
     ]
-    seen = observed(a_pod(phase="Failed", reason="Evicted", conditions=changes), NOW_MS)
+    seen = observe_pod(a_pod(phase="Failed", reason="Evicted", conditions=changes), NOW_MS)
     assert (seen.state, seen.at_ms) == ("lost", NOW_MS - 3 * MINUTE_MS)
 
 
 def test_reasons_say_whose_doing_it_was():
-    assert observed(a_pod(ended(9), told_to_go_ms=RECENTLY, ending=STOPPED), NOW_MS).reason == "preempted by 7"
-    taken = observed(a_pod(ended(143), "Failed", conditions=target("EvictionByEvictionAPI")), NOW_MS)
+    assert (
+        observe_pod(a_pod(ended(9), deletion_requested_ms=RECENTLY, ending=STOPPED), NOW_MS).reason == "preempted by 7"
+    )
+    taken = observe_pod(a_pod(ended(143), "Failed", conditions=target("EvictionByEvictionAPI")), NOW_MS)
     assert "EvictionByEvictionAPI: told so" in taken.reason
-    full = observed(a_pod(phase="Failed", reason="OutOfpods", message="Node has no room"), NOW_MS)
+    full = observe_pod(a_pod(phase="Failed", reason="OutOfpods", message="Node has no room"), NOW_MS)
     assert full.reason == "OutOfpods: Node has no room"
-    waits = observed(a_pod(waiting("ErrImagePull", "no such host"), "Pending"), NOW_MS)
+    waits = observe_pod(a_pod(waiting("ErrImagePull", "no such host"), "Pending"), NOW_MS)
     assert waits.reason == "ErrImagePull: no such host"
 
 
 def test_a_pod_that_vanished_was_stopped_if_we_did_it_and_is_lost_if_not():
-    assert vanished(a_pod(running()), NOW_MS).state == "lost"
-    assert vanished(a_pod(running(), told_to_go_ms=RECENTLY, ending=STOPPED), NOW_MS).state == "stopped"
+    assert removed_end(a_pod(running()), NOW_MS).state == "lost"
+    assert removed_end(a_pod(running(), deletion_requested_ms=RECENTLY, ending=STOPPED), NOW_MS).state == "stopped"
 
 
 # ------------------------------------------------------------------------------------------- care
@@ -225,26 +227,28 @@ def test_a_pod_that_vanished_was_stopped_if_we_did_it_and_is_lost_if_not():
         pytest.param(a_pod(waiting("ContainerCreating"), "Pending"), (False, False), id="still being created"),
         pytest.param(a_pod(phase="Pending", node=""), (True, False), id="no scheduler took it"),
         pytest.param(a_pod(running()), (False, False), id="running"),
-        pytest.param(a_pod(waiting("ErrImagePull"), told_to_go_ms=RECENTLY), (False, False), id="being stopped"),
+        pytest.param(
+            a_pod(waiting("ErrImagePull"), deletion_requested_ms=RECENTLY), (False, False), id="being stopped"
+        ),
     ],
 )
 def test_who_never_comes_is_given_up(pod, given_up):
-    found = hopeless(pod, NOW_MS, 2 * MINUTE_MS)
+    found = start_failure(pod, NOW_MS, 2 * MINUTE_MS)
     assert (found is not None, found is not None and found.permanent) == given_up
 
 
 def test_an_image_may_fail_to_come_for_a_while():
     pod = a_pod(waiting("ErrImagePull", "try again"), "Pending")
-    assert hopeless(pod, NOW_MS, 11 * MINUTE_MS) is None
-    assert hopeless(pod, NOW_MS, 9 * MINUTE_MS) == Ending("ErrImagePull: try again", "start_failed")
+    assert start_failure(pod, NOW_MS, 11 * MINUTE_MS) is None
+    assert start_failure(pod, NOW_MS, 9 * MINUTE_MS) == StopCause("ErrImagePull: try again", "start_failed")
 
 
 def test_a_pod_deleted_by_force_is_lost_if_its_node_stays_silent():
-    assert forced(a_pod(running(), told_to_go_ms=NOW_MS - 30_000, grace_s=0), NOW_MS) is None
-    end = forced(a_pod(running(), told_to_go_ms=NOW_MS - 90_000, grace_s=0), NOW_MS)
+    assert forced_end(a_pod(running(), deletion_requested_ms=NOW_MS - 30_000, grace_s=0), NOW_MS) is None
+    end = forced_end(a_pod(running(), deletion_requested_ms=NOW_MS - 90_000, grace_s=0), NOW_MS)
     assert end is not None
     assert end.state == "lost"
-    assert forced(a_pod(running(), told_to_go_ms=NOW_MS - 90_000, grace_s=600), NOW_MS) is None
+    assert forced_end(a_pod(running(), deletion_requested_ms=NOW_MS - 90_000, grace_s=600), NOW_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -254,7 +258,9 @@ def test_a_pod_deleted_by_force_is_lost_if_its_node_stays_silent():
         pytest.param(a_pod(running()), 0, id="no bound"),
         pytest.param(a_pod(running(), notes={"hodei.io/timeout-ms": "90000"}, deadline=150), 0, id="said already"),
         pytest.param(a_pod(waiting("ContainerCreating"), notes={"hodei.io/timeout-ms": "90000"}), 0, id="not begun"),
-        pytest.param(a_pod(running(), notes={"hodei.io/timeout-ms": "90000"}, told_to_go_ms=RECENTLY), 0, id="going"),
+        pytest.param(
+            a_pod(running(), notes={"hodei.io/timeout-ms": "90000"}, deletion_requested_ms=RECENTLY), 0, id="going"
+        ),
     ],
 )
 def test_its_time_begins_with_its_command_and_not_with_the_pull_of_its_image(pod, seconds):
@@ -266,13 +272,19 @@ def test_its_time_begins_with_its_command_and_not_with_the_pull_of_its_image(pod
     [
         pytest.param(a_pod(running()), 30, 30, id="the first order"),
         pytest.param(a_pod(running()), 0, 1, id="at once: the least that a node gives"),
-        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY, grace_s=60), 10, 30, id="an earlier end shortens"),
-        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY, grace_s=60), 50, None, id="a later end changes nothing"),
-        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY, grace_s=1), 0, None, id="nothing left to shorten"),
+        pytest.param(
+            a_pod(running(), deletion_requested_ms=RECENTLY, grace_s=60), 10, 30, id="an earlier end shortens"
+        ),
+        pytest.param(
+            a_pod(running(), deletion_requested_ms=RECENTLY, grace_s=60), 50, None, id="a later end changes nothing"
+        ),
+        pytest.param(
+            a_pod(running(), deletion_requested_ms=RECENTLY, grace_s=1), 0, None, id="nothing left to shorten"
+        ),
     ],
 )
 def test_a_second_order_to_stop_never_begins_anew(pod, grace_s, asked_for):
-    assert grace_left(pod, NOW_MS, grace_s) == asked_for
+    assert remaining_grace_s(pod, NOW_MS, grace_s) == asked_for
 
 
 # ------------------------------------------------------------------------------------------------ health
@@ -285,7 +297,7 @@ def a_probed_pod(ran_s: int, ready: bool, since_s: int | None = None, care: str 
     said = [] if since_s is None else [
         {"type": "ContainersReady", "status": str(ready), "lastTransitionTime": stamp(NOW_MS - since_s * 1000)}
     ]  # fmt: skip
-    return a_pod(notes={"hodei.io/care": care}, containerStatuses=[container], conditions=said)
+    return a_pod(notes={"hodei.io/supervision": care}, containerStatuses=[container], conditions=said)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +315,8 @@ def a_probed_pod(ran_s: int, ready: bool, since_s: int | None = None, care: str 
 )
 def test_a_run_is_unwell_when_its_probe_has_failed_for_long_enough(ran_s, ready, since_s, health, is_unwell):
     pod = a_probed_pod(ran_s, ready, since_s)
-    assert observed(pod, NOW_MS).health == health
-    ending = unwell(pod, NOW_MS)
+    assert observe_pod(pod, NOW_MS).health == health
+    ending = health_failure(pod, NOW_MS)
     assert (ending is not None) == is_unwell
     if ending is not None:
         assert (ending.code, ending.reason) == ("unhealthy", "its health check failed 3 times in a row")
@@ -313,14 +325,16 @@ def test_a_run_is_unwell_when_its_probe_has_failed_for_long_enough(ran_s, ready,
 @pytest.mark.parametrize("care", ["", "{", '{"file":"/x"}', '{"health":{"file":"/beat","every_ms":10}}'])
 def test_a_pod_without_a_probe_is_never_unwell(care):
     pod = a_probed_pod(9000, False, 9000, care)
-    assert (observed(pod, NOW_MS).health, unwell(pod, NOW_MS)) == ("", None)
+    assert (observe_pod(pod, NOW_MS).health, health_failure(pod, NOW_MS)) == ("", None)
 
 
 def test_a_pod_that_goes_already_is_not_ended_for_its_health():
-    pod = a_pod(running(), told_to_go_ms=RECENTLY, notes={"hodei.io/care": EVERY_10_S})
-    assert unwell(pod, NOW_MS) is None
+    pod = a_pod(running(), deletion_requested_ms=RECENTLY, notes={"hodei.io/supervision": EVERY_10_S})
+    assert health_failure(pod, NOW_MS) is None
 
 
 def test_what_went_wrong_with_saving_its_work_is_told_with_the_end():
-    pod = a_pod(ended(143), told_to_go_ms=RECENTLY, ending='{"reason":"drained","note":"no checkpoint was seen"}')
-    assert observed(pod, NOW_MS).reason == "drained; no checkpoint was seen"
+    pod = a_pod(
+        ended(143), deletion_requested_ms=RECENTLY, ending='{"reason":"drained","note":"no checkpoint was seen"}'
+    )
+    assert observe_pod(pod, NOW_MS).reason == "drained; no checkpoint was seen"
