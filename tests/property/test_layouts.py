@@ -175,7 +175,7 @@ def test_who_joins_a_gang_goes_to_its_place_or_waits():
         home = scene.dice.choice(scene.nodes)
         spec = a_job_spec(tasks=[scene.task()], gang=GangRules(topology=topology))
         gang = gang_of(1, spec, 0)
-        gang.needed, gang.extra, gang.joins, gang.beside = ((0,),), ((),), True, (home.name,)
+        gang.needed, gang.extra, gang.is_joining, gang.running_nodes = ((0,),), ((),), True, (home.name,)
         scene.engine.profile(gang).admit(gang)
         place = PLACES[topology](home)
         near = [] if place is None else places_of(scene, topology)[place]

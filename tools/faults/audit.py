@@ -204,7 +204,7 @@ class Auditor:
     def _lines(self, controller: Controller) -> None:
         """Everyone who waits is in one line, or has a hold."""
         waiting = Counter(id for line in controller.queues.values() for id in line.gangs)
-        waiting.update(id for id, hold in controller.preemption.holds.items() if not hold.gang.joins)
+        waiting.update(id for id, hold in controller.preemption.holds.items() if not hold.gang.is_joining)
         pending = {id for id, job in self.jobs.items() if job.state == "pending"}
         must(waiting.keys() == pending, f"pending and not in line, or the reverse: {sorted(waiting.keys() ^ pending)}")
         must(all(times == 1 for times in waiting.values()), f"in two lines: {waiting}")

@@ -487,7 +487,7 @@ class Controller:
         for source, item in next_gangs(queues, view):
             if isinstance(item, Hold):
                 self._place_elsewhere(item, plan, view, refused)
-            elif item.joins:
+            elif item.is_joining:
                 self._place_on_node(item, plan, view)
             elif tries >= self._max_tries:
                 # New facts are waiting too; the others are tried in the next step, which follows at once.
@@ -601,6 +601,6 @@ class Controller:
         self._watch_assembly(job, now_ms)
         if gang.kind == "backfill":  # only backfilled runs delay others when they take longer
             self._overruns.watch(job)
-        if gang.joins or any(gang.extra) or job.spec.gang.per_node:
+        if gang.is_joining or any(gang.extra) or job.spec.gang.per_node:
             self.gangs.update(job, now_ms)
         self.cluster.wake("run_placed")

@@ -97,7 +97,7 @@ def _keep_holds(live: Controller, now_ms: int) -> None:
     """Gangs for which room is being made, and members that running gangs want back, are known to the new profiles by
     other shapes. Whose profile is gone is held like all others of it."""
     for id, hold in sorted(live.preemption.holds.items()):
-        if hold.gang.job.profile in live.engine.profiles or hold.gang.joins:
+        if hold.gang.job.profile in live.engine.profiles or hold.gang.is_joining:
             live.engine.profile(hold.gang).admit(hold.gang)
         else:
             job = live.cluster.jobs[id]

@@ -105,7 +105,7 @@ class Engine:
             found = self.runner.layouts(plugin, gang, self.table, view, *more)
             if isinstance(found, Reason):
                 return found
-            if plugin is RELOCATION and gang.joins and found is not None and whole is not None:
+            if plugin is RELOCATION and gang.is_joining and found is not None and whole is not None:
                 found.reason = whole.reason  # a joining member is not moved: report what the other plugins say
             if found is not None:
                 whole = found if whole is None else _combine(gang, whole, found)

@@ -106,8 +106,8 @@ class DeviceSlots:
                 return None
             given = [(gpu, WHOLE) for gpu in chosen]
         if part:
-            gone = dict(given)
-            enough = [(left, gpu) for gpu, left in free.items() if left >= part and gpu not in gone]
+            taken = dict(given)
+            enough = [(left, gpu) for gpu, left in free.items() if left >= part and gpu not in taken]
             if not enough:
                 return None
             tightest = min(enough)[1]

@@ -145,7 +145,7 @@ _INDISPENSABLE = frozenset({CPU, MEMORY, STORAGE})
 
 
 class Change(Struct, frozen=True):
-    """`fields` of the task (of the job if `whole_job`) with their new values. `cut`: how much of the request is given
+    """`fields` of the task (of the job if `whole_job`) with their new values. `cut`: how other_amount of the request is given
     up, in ten-thousandths; `amount`: the new amount, for changes that have a size."""
 
     kind: ChangeKind
@@ -162,30 +162,30 @@ class Change(Struct, frozen=True):
 
 def lower_request(task: TaskSpec, resource: str, amount: int) -> Change:
     """Request at most `amount`, rounded down to a readable number; if that is 0, drop the resource."""
-    asked = task.request[resource]
-    less = round_readable(resource, amount, asked)
-    words = f"{resource} {format_exact(resource, asked)}"
+    requested = task.request[resource]
+    less = round_readable(resource, amount, requested)
+    subject = f"{resource} {format_exact(resource, requested)}"
     if not less:
-        rest = {name: much for name, much in task.request.items() if name != resource}
-        limits = {name: much for name, much in task.limits.items() if name != resource}
+        rest = {name: other_amount for name, other_amount in task.request.items() if name != resource}
+        limits = {name: other_amount for name, other_amount in task.limits.items() if name != resource}
         without: dict[str, Any] = {"request": rest, "limits": limits}
         if resource == GPU and task.gpu_type:
             without["gpu_type"] = ""
-        return Change("drop", f"drop {words}", without, cut=10_000, resource=resource)
+        return Change("drop", f"drop {subject}", without, cut=10_000, resource=resource)
     return Change(
-        "lower", f"{words} to {format_exact(resource, less)}", {"request": {**task.request, resource: less}},
-        cut=(asked - less) * 10_000 // asked, amount=less, resource=resource,
+        "lower", f"{subject} to {format_exact(resource, less)}", {"request": {**task.request, resource: less}},
+        cut=(requested - less) * 10_000 // requested, amount=less, resource=resource,
     )  # fmt: skip
 
 
 def fewer_members(task: TaskSpec, count: int) -> Change:
     """Fewer members; for an elastic task a lower `min_count`."""
-    asked, members = task.needed, "member" if count == 1 else "members"
-    cut = (asked - count) * 10_000 // asked
+    requested, members = task.needed, "member" if count == 1 else "members"
+    cut = (requested - count) * 10_000 // requested
     if task.min_count:
-        text = f"start with {count} {members} instead of {asked}"
+        text = f"start with {count} {members} instead of {requested}"
         return Change("members", text, {"min_count": count}, cut=cut, amount=count)
-    return Change("members", f"{count} {members} instead of {asked}", {"count": count}, cut=cut, amount=count)
+    return Change("members", f"{count} {members} instead of {requested}", {"count": count}, cut=cut, amount=count)
 
 
 def drop_placement_rules(task: TaskSpec) -> list[Change]:
@@ -218,9 +218,9 @@ def sole_refusals(pairs: Sequence[tuple[Mask, Reason]]) -> list[bool]:
     return out
 
 
-def round_readable(resource: str, amount: int, asked: int) -> int:
+def round_readable(resource: str, amount: int, requested: int) -> int:
     """The largest readable amount up to `amount`. Whole GPUs stay whole; 0 only for resources that a job can drop."""
-    if resource == GPU and asked % 1000 == 0:
+    if resource == GPU and requested % 1000 == 0:
         return amount // 1000 * 1000
     if scale_of(resource) == 1000:
         step = 100 if amount >= 1000 else 10 if amount >= 100 else 1

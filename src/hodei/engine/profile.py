@@ -36,19 +36,19 @@ class RelocationFilter:
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
-        if not gang.leaves and not gang.goes_to:
+        if not gang.moved_off and not gang.moved_to:
             return None
-        rows = np.full(len(table.names), not gang.goes_to)
-        for name in (gang.goes_to,) if gang.goes_to else gang.leaves:
+        rows = np.full(len(table.names), not gang.moved_to)
+        for name in (gang.moved_to,) if gang.moved_to else gang.moved_off:
             if name in table.row:
-                rows[table.row[name]] = bool(gang.goes_to)
+                rows[table.row[name]] = bool(gang.moved_to)
         return Layouts([Layout((rows,) * len(gang.members))], Reason(self.name, "MOVING", _text(gang), evictable=True))
 
 
 def _text(gang: Gang) -> str:
-    if gang.goes_to:
-        return f"it is being moved to {gang.goes_to}, which has no capacity for it"
-    names = ", ".join(gang.leaves[:5]) + (f" and {len(gang.leaves) - 5} more" if len(gang.leaves) > 5 else "")
+    if gang.moved_to:
+        return f"it is being moved to {gang.moved_to}, which has no capacity for it"
+    names = ", ".join(gang.moved_off[:5]) + (f" and {len(gang.moved_off) - 5} more" if len(gang.moved_off) > 5 else "")
     return f"it is being moved off {names}, and no other node has capacity for it"
 
 
@@ -89,7 +89,7 @@ class Shapes:
 class _Known:
     """Cached values shared by all gangs of one spec. `tenant` None: groups are not computed yet."""
 
-    __slots__ = ("alike", "gang_key", "group", "layout_plugins", "members", "shapes", "spec", "tenant")
+    __slots__ = ("gang_key", "group", "layout_plugins", "members", "shape_key", "shapes", "spec", "tenant")
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Known:
             layout_plugins,
         )
         self.tenant: str | None = None
-        self.alike: tuple[Any, ...] = ()
+        self.shape_key: tuple[Any, ...] = ()
         self.group: tuple[Any, ...] = ()
 
 
@@ -163,17 +163,17 @@ class Profile(Struct, frozen=True):
             rank: Hashable = class_of(gang.job.priority) if gang.job.preempts else _NON_PREEMPTING
             if self.by_number:
                 rank = (gang.job.priority, gang.job.preempts)
-            alike = known.alike = self._one((rank, known.shapes, counts))
-            known.group = self._one((self.name, tenant, *alike, known.gang_key))
+            shape_key = known.shape_key = self._one((rank, known.shapes, counts))
+            known.group = self._one((self.name, tenant, *shape_key, known.gang_key))
             known.tenant = tenant
         # Share objects between equal gangs: queues hold many of them.
-        gang.tenant, gang.alike, gang.group = known.tenant, known.alike, known.group
-        gang.shapes, gang.layout_plugins = known.alike[1], known.layout_plugins
-        if known.spec is gang.job and not gang.joins:
+        gang.tenant, gang.shape_key, gang.group = known.tenant, known.shape_key, known.group
+        gang.shapes, gang.layout_plugins = known.shape_key[1], known.layout_plugins
+        if known.spec is gang.job and not gang.is_joining:
             gang.members = known.members
-        if gang.leaves or gang.goes_to:
+        if gang.moved_off or gang.moved_to:
             gang.layout_plugins = (*gang.layout_plugins, RELOCATION)
-            gang.group = (*known.group, gang.leaves, gang.goes_to)
+            gang.group = (*known.group, gang.moved_off, gang.moved_to)
 
     def _one(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
         """Intern a tuple."""
@@ -186,7 +186,7 @@ class Profile(Struct, frozen=True):
         place = gang.job.array
         cache_key = id(gang.job) if place is None else -place.first
         seen = self.specs.get(cache_key)
-        if seen is not None and not gang.joins and (place is None or same_template(seen.spec, gang.job)):
+        if seen is not None and not gang.is_joining and (place is None or same_template(seen.spec, gang.job)):
             return seen
         shapes = tuple([self._shape(member) for member in gang.members])
         gang_key = tuple([self._gang_key(member) for member in gang.members])
@@ -194,7 +194,7 @@ class Profile(Struct, frozen=True):
         layout_plugins = self._laid_by(active)
         # One id: groups are looked up several times per gang.
         found = _Known(gang.job, gang.members, shapes, self.shapes.number(gang_key), layout_plugins)
-        if not gang.joins:
+        if not gang.is_joining:
             if len(self.specs) >= _SPECS_KEPT:
                 self.specs.clear()
             # Holding the spec keeps its id() from being reused.

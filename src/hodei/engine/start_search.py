@@ -89,10 +89,10 @@ class StartSearch:
         for kind, _, member in gang.each():
             request = {resource: amount for resource, amount in member.task.request.items() if amount}
 
-            def on(row: int, asked: Resources) -> int:
+            def on(row: int, request: Resources) -> int:
                 name = table.names[row]
                 found = availability.earliest(
-                    name, asked, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms
+                    name, request, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms
                 )
                 return FOREVER if found is None else found
 
@@ -120,9 +120,9 @@ class StartSearch:
             taken[name] = _plus(request, taken.get(name, {}))
             if gang.size > 1:
                 for other, column in at.items():
-                    asked = {r: a for r, a in gang.members[other].task.request.items() if a}
+                    request = {r: a for r, a in gang.members[other].task.request.items() if a}
                     if column[row] < FOREVER:
-                        column[row] = on(row, _plus(asked, taken[name]))
+                        column[row] = on(row, _plus(request, taken[name]))
         return start_ms, taken
 
     def _alone(

@@ -261,7 +261,10 @@ class TopologyIndex:
         if bool(before) != bool(now):
             for carried, terms in (
                 (self.anti_affinity_terms, kind.anti),
-                (self.preference_terms, (*kind.required, *(wish.term for wish in (*kind.attract, *kind.repel)))),
+                (
+                    self.preference_terms,
+                    (*kind.required, *(preference.term for preference in (*kind.attract, *kind.repel))),
+                ),
             ):
                 for term in terms:
                     (carried.add if now else carried.remove)(term, kind.project)

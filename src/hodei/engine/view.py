@@ -35,9 +35,9 @@ class Gang(Struct, gc=False):
     """The members that are placed together. `order`: from the profile's queue_sort, smallest first.
 
     For each of `members`: the numbers of `needed` members (all are placed, or none) and of `extra` members (placed if
-    capacity allows). `joins`: they join a gang that runs on the nodes `beside`. `group`: equal for gangs that no
-    plugin distinguishes; `alike`: equal for gangs with the same shapes, in any project. `leaves`: nodes that it was
-    moved off; `goes_to`: the only node allowed. `estimate_ms`: longest expected run time, used for start
+    capacity allows). `is_joining`: they join a gang that runs on the nodes `running_nodes`. `group`: equal for gangs that no
+    plugin distinguishes; `shape_key`: equal for gangs with the same shapes, in any project. `moved_off`: nodes that it was
+    moved off; `moved_to`: the only node allowed. `estimate_ms`: longest expected run time, used for start
     reservations; `expected_ms`: best estimate, used for order and forecasts; 0 if unknown. `kind`: how a backfill
     queue started it. `layout_plugins`: plugins that restrict its layout.
     """
@@ -59,19 +59,18 @@ class Gang(Struct, gc=False):
     expected_ms: int = 0
     kind: StartKind | Literal[""] = ""
     layout_plugins: tuple[Any, ...] = ()
-    joins: bool = False
-    beside: tuple[NodeName, ...] = ()
+    is_joining: bool = False
+    running_nodes: tuple[NodeName, ...] = ()
     inherited_priority: int | None = None
-    alike: tuple[Hashable, ...] = ()
+    shape_key: tuple[Hashable, ...] = ()
+    moved_off: tuple[NodeName, ...] = ()
+    moved_to: NodeName = ""
 
     @property
     def priority(self) -> int:
         """Its own priority, or the highest of the jobs that wait for it."""
         own = self.job.priority
         return own if self.inherited_priority is None or self.inherited_priority < own else self.inherited_priority
-
-    leaves: tuple[NodeName, ...] = ()
-    goes_to: NodeName = ""
 
     @property
     def size(self) -> int:

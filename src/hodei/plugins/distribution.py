@@ -36,11 +36,11 @@ class Distribution:
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         rules = gang.job.distribution
-        if not rules.model or not (has_several_members(gang) or gang.beside):
+        if not rules.model or not (has_several_members(gang) or gang.running_nodes):
             return None
         column = table.interned("backend", lambda node: node.backend)
         backends: tuple[str, ...] = tuple(column.values)
-        occupied = {node.backend for name in gang.beside if (node := table.node(name)) is not None}
+        occupied = {node.backend for name in gang.running_nodes if (node := table.node(name)) is not None}
         choose, text = _distributed, "no allowed choice of backends has capacity for every task"
         if rules.model == "colocated":
             choose, text = _colocated, "no single backend that all tasks allow has capacity for all of them"

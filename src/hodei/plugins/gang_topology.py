@@ -30,11 +30,11 @@ class GangTopology:
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         rules = gang.job.gang
-        if not rules.topology or not (has_several_members(gang) or gang.beside):
+        if not rules.topology or not (has_several_members(gang) or gang.running_nodes):
             return None
         ids, names = domains(rules.topology, table)
         members, soft = len(gang.members), not rules.topology_required
-        if gang.beside:
+        if gang.running_nodes:
             chosen = _domains_of_running_members(gang, table, names)
             reason = self._reason(_text_for_joining(rules.topology, [str(names[place]) for place in chosen], gang))
             return Layouts(DomainLayouts(ids, chosen, members, soft=soft), reason)
@@ -69,7 +69,7 @@ class GangTopology:
 def _domains_of_running_members(gang: Gang, table: Table, names: Sequence[str | None]) -> list[int]:
     """Domains of the running members: one, unless labels have changed or the rule was a preference."""
     found: Counter[str] = Counter()
-    for name in gang.beside:
+    for name in gang.running_nodes:
         node = table.node(name)
         domain = None if node is None else domain_of(node, gang.job.gang.topology)
         if domain is not None:

@@ -36,12 +36,12 @@ class StartReservations:
         closed: list[list[int]] = [[] for _ in gang.members]
         claim = None
         for member, its in zip(gang.members, closed, strict=True):
-            asked = _request(member)
+            request = _request(member)
             for node in availability.claimed:
                 row = table.row.get(node)
                 if row is not None:
                     first_conflict = availability.first_conflict(
-                        node, asked, view.now_ms, until_ms, gang.id, gang.job.project
+                        node, request, view.now_ms, until_ms, gang.id, gang.job.project
                     )
                     if first_conflict is not None:
                         its.append(row)
@@ -49,7 +49,7 @@ class StartReservations:
         if claim is None and sum(map(len, (*gang.needed, *gang.extra))) == 1:
             return None
         if claim is None:
-            # Each alone stands in nobody's way; together they may.
+            # Members that fit one by one may conflict together.
             others = (
                 claim for node in availability.claimed for claim in availability.claims(node, gang.id, gang.job.project)
             )

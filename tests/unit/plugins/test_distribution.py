@@ -64,7 +64,14 @@ def test_a_gang_that_no_single_backend_takes_is_told_so():
 
 def test_who_joins_a_colocated_gang_goes_to_its_backend():
     engine = an_engine(on_backends(THREE), {"e1": 4})
-    gang = a_gang(engine, a_spec("colocated", a_task(count=4)), needed=((3,),), extra=((),), joins=True, beside=("e1",))
+    gang = a_gang(
+        engine,
+        a_spec("colocated", a_task(count=4)),
+        needed=((3,),),
+        extra=((),),
+        is_joining=True,
+        running_nodes=("e1",),
+    )
     assert placed(engine, gang) == {"main": ["e2"]}
 
 
@@ -135,7 +142,7 @@ def test_with_hub_and_spoke_only_the_way_to_the_hub_costs(model, where):
 def test_who_joins_goes_where_others_of_the_gang_run_if_there_is_room():
     engine = an_engine(on_backends(THREE))
     spec = a_spec("distributed", a_task("a", count=4))
-    gang = a_gang(engine, spec, needed=((3,),), extra=((),), joins=True, beside=("w1",))
+    gang = a_gang(engine, spec, needed=((3,),), extra=((),), is_joining=True, running_nodes=("w1",))
     assert options(engine, gang) == [["w1 w2"], ["e1 e2"], ["n1 n2"]]
 
 

@@ -144,7 +144,7 @@ def test_extra_members_stay_in_the_rack_even_if_others_have_room():
 
 def joining(engine, rules, beside, needed=1):
     spec = a_job_spec(count=8, gang=rules)
-    return a_gang(engine, spec, needed=(tuple(range(needed)),), extra=((),), joins=True, beside=beside)
+    return a_gang(engine, spec, needed=(tuple(range(needed)),), extra=((),), is_joining=True, running_nodes=beside)
 
 
 def test_who_joins_a_running_gang_goes_to_its_rack():

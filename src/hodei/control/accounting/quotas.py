@@ -102,7 +102,7 @@ class Quotas:
         mine = self.of(project)
         if mine is None:
             return None
-        requested = demand(gang, joins=gang.joins)
+        requested = demand(gang, joins=gang.is_joining)
         self._reclaiming.pop(gang.id, None)
         used, cohort = self._counted(project, mine, gang.id)
         for resource in sorted(requested.keys() & mine.quota.nominal.keys()):

@@ -212,7 +212,7 @@ class Gangs:
         beside = tuple(sorted({run.node for run in self._cluster.live_runs(job.id)}))
         gang = Gang(
             job.id, spec, job.submitted_ms, tuple(members), tuple(needed), tuple(extra),
-            queued_ms=job.submitted_ms, joins=True, beside=beside,
+            queued_ms=job.submitted_ms, is_joining=True, running_nodes=beside,
             estimate_ms=self._cluster.estimates.get(job.id) or self._cluster.limit_ms(spec),
         )  # fmt: skip
         # A new configuration may have removed its profile.

@@ -220,9 +220,9 @@ def _apply_move(gang: Gang, move: str) -> None:
         return
     how, *names = move.split(" ")
     if how == "to":
-        gang.goes_to = names[0]
+        gang.moved_to = names[0]
     else:
-        gang.leaves = tuple(names)
+        gang.moved_off = tuple(names)
 
 
 def can_move(job: Job) -> bool:

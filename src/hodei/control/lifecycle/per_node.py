@@ -144,7 +144,7 @@ class PerNode:
     def refused(self, gang: Gang, refusal: Refusal) -> None:
         refused, left = self._refused.setdefault(gang.id, {}), self._remaining[gang.id]
         everywhere = next((verdict.reason.text for verdict in refusal.verdicts if not verdict.count), "")
-        refused[gang.goes_to] = everywhere or _node_refusal(refusal, gang.goes_to)
+        refused[gang.moved_to] = everywhere or _node_refusal(refusal, gang.moved_to)
         if everywhere and left.open:  # such as a quota: the same for every node
             refused.update(dict.fromkeys(left.open, everywhere))
             left.tried += left.open
@@ -254,7 +254,7 @@ class PerNode:
         spec = job.spec
         gang = Gang(
             job.id, spec, job.submitted_ms, (Member(spec, spec.tasks[0]),), ((number,),), ((),),
-            queued_ms=job.submitted_ms, joins=True, goes_to=node,
+            queued_ms=job.submitted_ms, is_joining=True, moved_to=node,
             estimate_ms=self._cluster.estimates.get(job.id) or self._cluster.limit_ms(spec),
         )  # fmt: skip
         self._profile(spec).admit(gang)

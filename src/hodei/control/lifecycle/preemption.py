@@ -376,7 +376,9 @@ class PreemptionControl:
         found = [
             hold
             for hold in self.holds.values()
-            if hold.awake and hold.gang.joins == joins and (joins or self._engine.profile(hold.gang).name == profile)
+            if hold.awake
+            and hold.gang.is_joining == joins
+            and (joins or self._engine.profile(hold.gang).name == profile)
         ]
         return sorted(found, key=lambda hold: (hold.gang.order, hold.gang.id))
 
@@ -385,7 +387,7 @@ class PreemptionControl:
         gangs that did not fit in this step (updated); for such a gang only its own capacity can help."""
         hold.awake = False
         gang, single = hold.gang, hold.gang.size == 1
-        if single and gang.alike in refused and not self._fits_held_node(hold):
+        if single and gang.shape_key in refused and not self._fits_held_node(hold):
             return None
         with self._cluster.table.trial():
             self._free([hold])
@@ -396,7 +398,7 @@ class PreemptionControl:
                 self._engine.withdraw(gang, trial)
             self._hold([hold])
         if not isinstance(trial, list):
-            refused.add(gang.alike)
+            refused.add(gang.shape_key)
             return None
         self.drop(gang.id)
         nodes = sorted({place.node for place in hold.places})
@@ -441,7 +443,7 @@ class PreemptionControl:
         cluster.wake("run_ended")
         job = cluster.change_job(cluster.jobs[gang.id], now_ms, reason_code="PREEMPTION_ABANDONED", reason=reason)
         cluster.unfinished = True  # its queue may have had its turn
-        (self._gangs.update if gang.joins else cluster.enqueue)(job, now_ms)
+        (self._gangs.update if gang.is_joining else cluster.enqueue)(job, now_ms)
 
     def release(self, job: JobId) -> None:
         """Drop the hold of a job, if it has one; its capacity is free for others."""

@@ -120,7 +120,7 @@ def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: 
     attempt = job.attempt + 1
     nodes = sorted({placed.node.name for placed in placements}) if len(placements) > 1 else [placements[0].node.name]
     ranks: _Ranks | None = None  # a new attempt: members are numbered from 0
-    if gang.joins:
+    if gang.is_joining:
         ranks = _Ranks(cluster.runs.get(job.id, {}).values())
         places = format_nodes({*nodes, *(run.node for run in cluster.live_runs(job.id))})
         job = cluster.change_job(job, now_ms, attempt=attempt, not_before_ms=0, nodes=places)
@@ -161,9 +161,9 @@ def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: 
         )
         cluster.add_run(run, new=True)
         runs.append(run)
-    for order in start_orders(cluster, job.id, runs, None if gang.joins else runs):
+    for order in start_orders(cluster, job.id, runs, None if gang.is_joining else runs):
         cluster.act(order)
-    if gang.joins:
+    if gang.is_joining:
         cluster.emit(
             "gang.member_joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:_MAX_NODES]
         )

@@ -152,7 +152,7 @@ class SchedulingQueue:
         group = self._groups[gang.group]
         if refusal.by_nodes and gang.id not in self._apart:
             group.kind.refusal = refusal
-            self._parked_kinds[gang.alike] = group.kind
+            self._parked_kinds[gang.shape_key] = group.kind
         else:
             group.refusal = refusal
             self._parked[gang.group] = group
@@ -168,7 +168,7 @@ class SchedulingQueue:
         group = self._groups.get(gang.group)
         if group is None:
             # A separated gang is not of its kind any more.
-            alike = gang.group if gang.id in self._apart else gang.alike
+            alike = gang.group if gang.id in self._apart else gang.shape_key
             kind = self._kinds.get(alike)
             if kind is None:
                 kind = self._kinds[alike] = _Kind()

@@ -73,7 +73,7 @@ class _Stream:
     def take(self) -> Gang | Hold | None:
         """The next item, if it is still the first of its queue; None: compare the queues again."""
         item, queue = self._next, self.source.queue
-        queued = isinstance(item, Gang) and not item.joins
+        queued = isinstance(item, Gang) and not item.is_joining
         if queued and isinstance(queue, MultifactorQueue) and not queue.is_ranked(self._view):
             # A start from another queue has changed the shares, and with them the order of this queue.
             self._items.close()

@@ -136,14 +136,14 @@ class NodeCandidates:
 
     def _cluster_moved(self, view: View) -> bool:
         """Call plugins that read the cluster again if their stamp changed; whether the infeasible nodes changed."""
-        asked = False
+        called = False
         for rules in self._cluster:
             stamp = stamp_of(rules.plugin, self._member, self._table)
             if stamp is None or stamp != rules.stamp:
-                rules.stamp, asked = stamp, True
+                rules.stamp, called = stamp, True
                 rules.closed, evictable = self._evaluate(rules.plugin, self._table.view(), view)
                 rules.refuses = evictable or bool(rules.closed.any())
-        if not asked:
+        if not called:
             return False
         shut = self._table.view().none()
         for rules in self._cluster:
@@ -338,7 +338,7 @@ class NodeCandidates:
         movable, leaving, breaches = self.victims(row, removed)
         table, name = self._table, self._table.names[row]
         used, room = table.holds[row].used, table.allocatable[row]
-        # Spare amounts when all victims are gone and the member is placed.
+        # Spare amounts when all victims have ended and the member is placed.
         spare = {resource: room.get(resource, 0) - used.get(resource, 0) - amount for resource, amount in self._request}
         for victim in (*leaving, *movable):
             held = victim.holds[name]

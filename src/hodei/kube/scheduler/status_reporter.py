@@ -118,15 +118,15 @@ class StatusReporter:
     def _report_refusal(self, gang: Gang, refusal: Refusal, now_ms: int) -> Iterator[Request]:
         """Report to the gang and, if the answer is new, to all equal gangs that are parked."""
         status = self._explainer.refused(gang, refusal, now_ms)
-        if self._answers.get(gang.alike) == status:
+        if self._answers.get(gang.shape_key) == status:
             yield from self._report_all(gang.id, status)
             return
         if len(self._answers) > _MAX_ANSWERS:
             self._answers.clear()
-        self._answers[gang.alike] = status
+        self._answers[gang.shape_key] = status
         queue = self._controller.queues[gang.job.profile]
         for other in list(queue.gangs.values()):
-            if other is gang or (other.alike == gang.alike and queue.refusal_of(other) is not None):
+            if other is gang or (other.shape_key == gang.shape_key and queue.refusal_of(other) is not None):
                 yield from self._report_all(other.id, status)
 
     def _report_new(self, now_ms: int) -> Iterator[Request]:
@@ -150,7 +150,7 @@ class StatusReporter:
                 refusal = self._controller.queues[gang.job.profile].refusal_of(gang)
                 if refusal is not None:
                     del self._pods.unreported[uid]
-                    status = self._answers.get(gang.alike) or self._explainer.refused(gang, refusal, now_ms)
+                    status = self._answers.get(gang.shape_key) or self._explainer.refused(gang, refusal, now_ms)
                     yield from self._report(entry, status)
 
     def _report_nominations(self, now_ms: int) -> Iterator[Request]:
@@ -275,7 +275,7 @@ class QueueStatus(BackgroundTask):
         kinds: dict[Hashable, PendingStatus] = {}
         reports, complete = 0, True
         for gang, reported_reason in self._pending():
-            kind = (gang.alike, gang.job.project, gang.estimate_ms)
+            kind = (gang.shape_key, gang.job.project, gang.estimate_ms)
             if kind not in kinds and len(kinds) >= _MAX_KINDS:
                 complete = False
                 continue
