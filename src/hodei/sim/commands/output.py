@@ -170,16 +170,15 @@ def staged_directory(out: Path | None) -> Iterator[Path | None]:
     made: list[Path] = []
     if target.exists() and not target.is_dir():
         raise InvalidInput(f"cannot write to {out}: it is not a directory", hint="choose another one with --out")
-    try:
-        if not target.is_dir():
-            made = _make_parents(target.parent)
-        staging = (target if target.is_dir() else target.parent) / f".{target.name}.{os.getpid()}.tmp"
-        staging.mkdir()
-    except OSError as error:
-        _remove_empty(made)
-        raise _unwritable(out, error, "--out") from error
+    staging = (target if target.is_dir() else target.parent) / f".{target.name}.{os.getpid()}.tmp"
     done = False
     try:
+        try:
+            if not target.is_dir():
+                made = _make_parents(target.parent)
+            staging.mkdir()
+        except OSError as error:
+            raise _unwritable(out, error, "--out") from error
         yield staging
         _move(staging, target)
         done = True
@@ -203,10 +202,10 @@ def staged_file(path: Path | None) -> Iterator[Path | None]:
     target = path.resolve()
     staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        staging.touch()
-    except OSError as error:
-        raise _unwritable(path, error, "--waits") from error
-    try:
+        try:
+            staging.touch()
+        except OSError as error:
+            raise _unwritable(path, error, "--waits") from error
         yield staging
         staging.replace(target)
     finally:
