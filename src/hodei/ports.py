@@ -166,35 +166,37 @@ class Audit(Protocol):
 
 
 class DamagedRecords(Protocol):
-    """An unreadable record spoils no answer: what is left of it is used in its place, or it is left out. It is noted, and
-    `mend` sets it aside for good."""
+    """An unreadable record breaks no query: its readable part is used, or it is left out. It is noted as a suspect, and
+    `repair` moves it into quarantine."""
 
     @property
     def suspects(self) -> Sequence[tuple[str, JobId]]:
-        """What was noted and is not mended yet: its kind, and the job that it is of (0 for none)."""
+        """Noted and not repaired yet: the kind, and the job that it belongs to (0 for none)."""
         ...
 
-    def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
-        """Note one that the caller could not make sense of: a `job` by its number, a `note` by its name."""
+    def mark_suspect(self, kind: str, key: JobId | str, reason: str) -> None:
+        """Note a record that the caller could not interpret: a `job` by its id, a `note` by its name."""
         ...
 
-    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
-        """After a commit of these was refused (NotFound, Conflict): what is gone is written anew, what is in the way set
-        aside, so that it can be tried again. Nothing found: it is the batch that is wrong."""
+    def repair_conflicts(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
+        """After a commit of these was refused (NotFound, Conflict): missing records are written again, and conflicting
+        ones are moved into quarantine, so that the commit can be retried. Empty if the batch itself is wrong."""
         ...
 
-    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[DamagedRecord]:
-        """Set aside all that was noted: each is kept as it is, and something readable takes its place where there is
-        something. Jobs that are `known` from memory are written anew from there. Counts as a commit."""
+    def repair(
+        self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None
+    ) -> list[DamagedRecord]:
+        """Move all suspects into quarantine. A readable record takes the place of each where there is one; `known` jobs
+        are written again from memory. Counts as a commit."""
         ...
 
     def damaged(self) -> list[DamagedRecord]:
-        """All that was ever set aside, oldest first (the latest thousand)."""
+        """Everything in quarantine, oldest first (the latest thousand)."""
         ...
 
-    def look_over(self, kind: str, after: Any, limit: int) -> Any:
-        """Read the next `limit` records of a kind (job, run, event, audit, key), so that damage is noted that nobody has
-        come across; where to go on (`after` of the next call, None to begin), None at the end."""
+    def scan(self, kind: str, after: Any, limit: int) -> Any:
+        """Read the next `limit` records of a kind (job, run, event, audit, key), to note damage that no query has read.
+        Returns `after` of the next call (None to begin), or None at the end."""
         ...
 
 
@@ -237,7 +239,7 @@ class Store(History, Audit, DamagedRecords, Protocol):
         as a commit."""
         ...
 
-    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
+    def prune_unattached(self, *, before_ms: int, limit: int = 1000) -> int:
         """Forget up to `limit` events of no job from before that time, and idempotency keys made more than a day before
         it (so that a key lives for 24 hours at the very least); how many. Counts as a commit."""
         ...
@@ -246,7 +248,7 @@ class Store(History, Audit, DamagedRecords, Protocol):
         """Return up to `limit` pieces of unused space to the system; returns how many."""
         ...
 
-    def check_room(self) -> None:
+    def check_disk_space(self) -> None:
         """Unavailable if there is no room for anything more. Cheap, and no promise that the next commit works."""
         ...
 

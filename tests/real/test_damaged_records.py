@@ -209,7 +209,7 @@ def test_a_record_that_vanishes_while_the_server_runs_does_not_end_it(
     until(lambda: installation.request("GET", f"/api/v1/jobs/{job}").status == 200, "it is there again")
     assert installation.until_state(job, "failed").job.exit_code == 5
     installation.works()
-    assert "written anew from memory" in installation.hodei("doctor").out
+    assert "written again from memory" in installation.hodei("doctor").out
     assert b"hodei_damaged_records 1.0" in installation.request("GET", "/metrics").body
 
 

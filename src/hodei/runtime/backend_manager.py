@@ -88,7 +88,7 @@ def recall(store: Store) -> Remembered:
         return msgspec.json.decode(text, type=Remembered) if text else Remembered()
     except msgspec.MsgspecError as error:
         log.error("which backends were added cannot be read, and is set aside: %s", error)
-        store.suspect("note", _NOTE, str(error))
+        store.mark_suspect("note", _NOTE, str(error))
         return Remembered()
 
 
@@ -108,7 +108,7 @@ class BackendManager:
         self.spared: dict[RunId, str] = {}
         self.remembered = recall(service.store)
         if service.store.suspects:
-            service.store.mend(service.clock.now_ms())
+            service.store.repair(service.clock.now_ms())
         self.backends: dict[str, Backend] = {}
         self.binder = Binder(self.backends, service.clock, service.prometheus, service.loop.tell)
         self.binder.on_failure = lambda name, text: self._members[name].pulse.call_failed(text)
@@ -167,7 +167,7 @@ class BackendManager:
                     )
                 self.spared[run] = name
             if goes_on and await self._service.read(store.job, job_of(run)) is None:
-                store.suspect("job", job_of(run), "a run of it goes on, and the job itself is not there")
+                store.mark_suspect("job", job_of(run), "a run of it goes on, and the job itself is not there")
         return spared
 
     def spared_of(self, job: JobId) -> list[RunId]:

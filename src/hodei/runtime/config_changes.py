@@ -48,7 +48,7 @@ def recall(store: Store) -> tuple[ConfigVersion, ...]:
         return msgspec.json.decode(text, type=tuple[ConfigVersion, ...]) if text else ()
     except msgspec.MsgspecError as error:
         log.error("the history of configurations cannot be read, is set aside and begins anew: %s", error)
-        store.suspect("note", _NOTE, str(error))
+        store.mark_suspect("note", _NOTE, str(error))
         return ()
 
 
@@ -58,7 +58,7 @@ def settle(
     """At start-up: the history with the configuration that counts as its last."""
     history, said = recall(store), config_fingerprint(file)
     if store.suspects:
-        store.mend(now_ms)
+        store.repair(now_ms)
     if history and history[-1].file == said:
         try:
             usable(history[-1].scheduling)

@@ -81,7 +81,7 @@ class DamagedRecords:
             known = {
                 id: (cluster.jobs[id], tuple(cluster.runs.get(id, {}).values())) for id in jobs if id in cluster.jobs
             }
-            found = await service.loop.write(partial(service.store.mend, service.clock.now_ms(), known))
+            found = await service.loop.write(partial(service.store.repair, service.clock.now_ms(), known))
         self.tell(found)
         told: list[Fact] = [
             EventNoted("record.damaged", damage.job, {"what": f"{damage.kind} {damage.name}", "reason": damage.reason})
@@ -134,7 +134,7 @@ class DamagedRecords:
         service, after = self._service, None
         while True:
             began = time.perf_counter()
-            after = await service.read(service.store.look_over, kind, after, _AT_ONCE)
+            after = await service.read(service.store.scan, kind, after, _AT_ONCE)
             if after is None:
                 return
             await asyncio.sleep((time.perf_counter() - began) * _IDLE_FOR_EACH_S)

@@ -303,7 +303,7 @@ class Loop:
                 if made_way:
                     raise
                 now_ms, made_way = self._clock.now_ms(), True
-                found = await loop.run_in_executor(self._writer, self._store.make_way, saves, now_ms)
+                found = await loop.run_in_executor(self._writer, self._store.repair_conflicts, saves, now_ms)
                 if not found:
                     raise
                 self.on_damage(found)

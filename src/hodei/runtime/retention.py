@@ -135,7 +135,7 @@ class Retention:
         if self._retention_ms:
             ended = now - self._retention_ms
             gone["jobs"] = await self._in_bites(lambda limit: len(store.prune(ended_before_ms=ended, limit=limit)))
-            gone["loose"] = await self._in_bites(lambda limit: store.prune_loose(before_ms=ended, limit=limit))
+            gone["loose"] = await self._in_bites(lambda limit: store.prune_unattached(before_ms=ended, limit=limit))
         if self._audit_retention_ms:
             old = now - self._audit_retention_ms
             gone["audit"] = await self._in_bites(lambda limit: store.prune_audit(before_ms=old, limit=limit))
@@ -177,7 +177,7 @@ class Retention:
                 return msgspec.json.decode(text, type=Kept)
         except msgspec.MsgspecError as error:
             log.error("what was known of the time cannot be read, the newest job counts: %s", error)
-            store.suspect("note", _NOTE, str(error))
+            store.mark_suspect("note", _NOTE, str(error))
         newest = store.jobs(JobQuery(limit=1)).jobs
         return Kept(newest[0].changed_ms) if newest else None
 

@@ -273,7 +273,7 @@ class Service:
         """Unavailable, with the reason, while jobs are not taken. Tries to write if nothing was written lately."""
         try:
             if not self.not_ready_reason:
-                await self.read(self.store.check_room)
+                await self.read(self.store.check_disk_space)
                 await self.loop.writable()
         except Unavailable as error:
             raise Unavailable(

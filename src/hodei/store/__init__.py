@@ -1,8 +1,8 @@
-"""REMEMBERS: jobs, runs, events, marks and keys behind the `Store` port. `MemoryStore` forgets with its process,
-`SqliteStore` survives power loss; both pass the same suite, `hodei.testing.StoreConformance`.
+"""Stores for jobs, runs, events, node overrides and keys, behind the port `Store`. `MemoryStore` is lost with its process,
+`SqliteStore` survives power loss; both pass `hodei.testing.StoreConformance`.
 
-The only room with SQL in it. It decides nothing and changes no state of its own accord: it keeps what it is given.
-Start at `batch` (what one commit comes to), then `memory` (the meaning, plainly), then `sqlite` (the same, durable).
+All SQL is here. A store decides nothing and changes nothing on its own. Start with `batch` (the effect of a commit), then
+`memory` (the semantics), then `sqlite` (the same, durable).
 """
 
 from hodei.store.memory import MemoryStore

@@ -1,7 +1,7 @@
-"""What one commit comes to: its saves sorted by kind, with only the last value of each thing.
+"""The effect of one commit: its saves by kind, with only the last value of each record.
 
-A job that is born, placed and started within one batch is one insert of its last value. Both stores write from this,
-so they cannot differ in what a batch means. It knows nothing of what is already stored.
+A job that is created, placed and started in one batch is one insert of its last value. Both stores write from this, so
+a batch means the same in both. It does not depend on what is stored already.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hodei.model.node import NodeOverrides
 
 
 class Batch:
-    """`new_*` must not be in the store yet; the others must be there already."""
+    """`new_*` must not be stored yet; the others must be stored already."""
 
     __slots__ = (
         "audits",
@@ -76,7 +76,7 @@ class Batch:
 def sort_saves(saves: Sequence[Save]) -> Batch:
     """Conflict if the batch creates one thing twice or changes it before creating it."""
     batch = Batch()
-    # The most frequent first: this loop sees every row that the server ever writes.
+    # The most frequent kinds first: every row that the server writes passes through this loop.
     for save in saves:
         if isinstance(save, SaveEvent):
             event = save.event
@@ -109,12 +109,12 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
 
 
 def keep_spec(old: Job, new: Job) -> Job:
-    """`new` with the spec it was created with: later saves change only where a job stands."""
+    """`new` with the spec of its creation: later saves never change it."""
     return new if new.spec is old.spec else structs.replace(new, spec=old.spec)
 
 
 def keep_decision(old: Run, new: Run) -> Run:
-    """`new` with the decision it was created with."""
+    """`new` with the decision of its creation."""
     return new if new.decision is old.decision else structs.replace(new, decision=old.decision)
 
 

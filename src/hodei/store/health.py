@@ -1,4 +1,4 @@
-"""Is the file well? The answers of `SqliteStore.check`, for `hodei doctor`."""
+"""Free space in the file and on the disk, and the checks of `SqliteStore.check` for `hodei doctor`."""
 
 from __future__ import annotations
 
@@ -14,77 +14,71 @@ from hodei.model.resources import MEMORY, human_amount
 from hodei.store import schema
 
 # ---------------------------------------------------------------------------------------------- vacuum
-# Room that pruned rows leave behind in the file, and its way back to the file system.
-
 
 _INCREMENTAL = 2
-# So much is rewritten at the start of a server without asking; it takes about a second.
+# A file of this size is rewritten when a server starts; it takes about a second.
 _SMALL_BYTES = 64 << 20
-# What is pruned today is needed again tomorrow: so many free pages are kept, or a tenth of the file if that is more.
+# Free pages that are kept for new rows, or a tenth of the file if that is more.
 _KEPT_PAGES = 1024
 
 
 def prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Before the first table is made, or while nobody else has the file open."""
-    if _mode(db) == _INCREMENTAL:
+    """Turn on incremental vacuum, before the first table is created or while no other program has the file open."""
+    if _pragma(db, "auto_vacuum") == _INCREMENTAL:
         return
     empty = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
     if empty:
         db.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
     elif path.stat().st_size <= _SMALL_BYTES:
-        # Not possible while another program looks at the file, or on a full disk: then another time.
+        # Fails while another program reads the file, or on a full disk; the next start tries again.
         with suppress(sqlite3.OperationalError):
             db.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
             db.execute("VACUUM")
 
 
 def shrink(db: sqlite3.Connection, limit: int) -> int:
-    pages, free = _count(db, "page_count"), _count(db, "freelist_count")
+    pages, free = _pragma(db, "page_count"), _pragma(db, "freelist_count")
     spare = min(free - max(_KEPT_PAGES, pages // 10), limit)
-    if spare <= 0 or _mode(db) != _INCREMENTAL:
+    if spare <= 0 or _pragma(db, "auto_vacuum") != _INCREMENTAL:
         return 0
-    # Not `execute`: it takes a single step of a statement without columns, which gives back a single page.
+    # Not `execute`: it takes a single step of a statement without columns, which frees a single page.
     db.executescript(f"PRAGMA incremental_vacuum({spare})")
-    return free - _count(db, "freelist_count")
+    return free - _pragma(db, "freelist_count")
 
 
-def told(db: sqlite3.Connection) -> tuple[bool, str]:
-    """For `doctor`: whether the file can shrink where it should, and how much room is free in it."""
-    page_bytes, pages, free = _count(db, "page_size"), _count(db, "page_count"), _count(db, "freelist_count")
+def describe_free_space(db: sqlite3.Connection) -> tuple[bool, str]:
+    """Whether the file shrinks when it should, and how much of it is free."""
+    page_bytes, pages, free = _pragma(db, "page_size"), _pragma(db, "page_count"), _pragma(db, "freelist_count")
     text = f"{free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free in the file"
-    if _mode(db) == _INCREMENTAL:
+    if _pragma(db, "auto_vacuum") == _INCREMENTAL:
         return True, text
     return (
         free * 2 < pages or free * page_bytes < _SMALL_BYTES,
-        f"{text}; it was made by an older version and does not shrink",
+        f"{text}; it was created by an older version and does not shrink",
     )
 
 
-def _mode(db: sqlite3.Connection) -> int:
-    return _count(db, "auto_vacuum")
-
-
-def _count(db: sqlite3.Connection, what: str) -> int:
-    number: int = db.execute(f"PRAGMA {what}").fetchone()[0]
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    number: int = db.execute(f"PRAGMA {name}").fetchone()[0]
     return number
 
 
 # ----------------------------------------------------------------------------------------------------
 
 LOW_DISK_BYTES = 1 << 30
-# Less than this, and not even one commit fits beside what the file holds already.
+# With less, not even one commit fits.
 NO_DISK_BYTES = 64 << 10
 _SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 
 
-def check_room(path: Path) -> None:
+def check_disk_space(path: Path) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < NO_DISK_BYTES:
         raise Unavailable(f"the disk of {path} is full", hint="free some disk space")
 
 
 def check(reader: sqlite3.Connection, writer: sqlite3.Connection | None, path: Path) -> list[tuple[str, bool, str]]:
-    """`writer` is None when only looking from outside; how it would write is then not to be seen."""
+    """`writer` is None in a process that only reads; its settings are then unknown."""
     found = []
     problems = [text for (text,) in reader.execute("PRAGMA quick_check(5)")]
     found.append(("store integrity", problems == ["ok"], "; ".join(problems)))
@@ -95,7 +89,7 @@ def check(reader: sqlite3.Connection, writer: sqlite3.Connection | None, path: P
         found.append(("store synchronous", synchronous >= 2, _SYNCHRONOUS[synchronous]))
     version = reader.execute("PRAGMA user_version").fetchone()[0]
     found.append(("store schema", version == schema.VERSION, f"version {version}, this program has {schema.VERSION}"))
-    found.append(("store room", *told(reader)))
+    found.append(("store room", *describe_free_space(reader)))
     free = shutil.disk_usage(path.parent).free
     found.append(("store disk space", free >= LOW_DISK_BYTES, f"{human_amount(MEMORY, free)} free"))
     mode = stat.S_IMODE(os.stat(path).st_mode)

@@ -1,4 +1,4 @@
-"""The store that forgets with its process: the meaning of the port, plainly. For tests and the simulator."""
+"""A store that is lost with its process: the semantics of the port, without durability. For tests and trials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def from_url(url: str, home: Path) -> MemoryStore:
 
 
 class _Memory:
-    """What is remembered; several stores may share it, as several programs may share a file."""
+    """The data; several stores may share it, as several programs may share a file."""
 
     def __init__(self, installation: str) -> None:
         self.lock = threading.RLock()
@@ -58,7 +58,7 @@ class _Memory:
 
 
 class MemoryStore:
-    """See `ports.Store`. With `of`, a second store on the same memory: a restarted or a rival server."""
+    """See `ports.Store`. With `of`, a second store on the same data: a restarted or a competing server."""
 
     def __init__(self, *, of: MemoryStore | None = None, installation: str = "memory22") -> None:
         self._memory: _Memory = of._memory if of is not None else _Memory(installation)
@@ -76,7 +76,7 @@ class MemoryStore:
         memory = self._memory
         with memory.lock:
             self._fence()
-            _refuse_what_cannot_be(memory, batch)
+            _refuse_conflicts(memory, batch)
             # Nothing below can fail, so all of it happens.
             for job in batch.new_jobs.values():
                 insort(memory.ids, job.id)
@@ -121,19 +121,19 @@ class MemoryStore:
         with memory.lock:
             self._fence()
             old = [job for job in memory.jobs.values() if job.state in JOB_ENDED and job.changed_ms < ended_before_ms]
-            gone = sorted(old, key=lambda job: (job.changed_ms, job.id))[:limit]
-            forgotten: set[int] = set()
-            for job in gone:
+            pruned = sorted(old, key=lambda job: (job.changed_ms, job.id))[:limit]
+            deleted: set[int] = set()
+            for job in pruned:
                 memory.counts[job.state] -= 1
                 del memory.jobs[job.id]
                 memory.runs.pop(job.id, None)
                 memory.awaits.pop(job.id, None)
-                forgotten.update(event.seq for event in memory.events_of.pop(job.id, ()))
-            memory.events = [event for event in memory.events if event.seq not in forgotten]
+                deleted.update(event.seq for event in memory.events_of.pop(job.id, ()))
+            memory.events = [event for event in memory.events if event.seq not in deleted]
             memory.ids = [id for id in memory.ids if id in memory.jobs]
-            return [job.id for job in gone]
+            return [job.id for job in pruned]
 
-    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
+    def prune_unattached(self, *, before_ms: int, limit: int = 1000) -> int:
         memory = self._memory
         with memory.lock:
             self._fence()
@@ -202,7 +202,7 @@ class MemoryStore:
             end = bisect_left(ids, query.after) if query.after else len(ids)
             for index in range(end - 1, -1, -1):
                 job = memory.jobs[ids[index]]
-                if _answers(job, query):
+                if _matches(job, query):
                     if len(page) == limit:
                         return JobPage(page, page[-1].id)
                     page.append(job)
@@ -244,8 +244,7 @@ class MemoryStore:
 
     def dependents(self, awaited: Sequence[JobId], limit: int = 10_000) -> list[tuple[JobId, JobId]]:
         with self._memory.lock:
-            asked = sorted(set(awaited))
-            return [(id, job) for id in asked for job in sorted(self._memory.awaits.get(id, ()))][:limit]
+            return [(id, job) for id in sorted(set(awaited)) for job in sorted(self._memory.awaits.get(id, ()))][:limit]
 
     def key(self, key: str) -> SaveKey | None:
         return self._memory.keys.get(key)
@@ -255,26 +254,28 @@ class MemoryStore:
 
     suspects: Sequence[tuple[str, JobId]] = ()
 
-    def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
-        pass  # what is in memory is whole
+    def mark_suspect(self, kind: str, key: JobId | str, reason: str) -> None:
+        pass  # data in memory is never damaged
 
-    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
+    def repair_conflicts(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
         return []
 
-    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[DamagedRecord]:
+    def repair(
+        self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None
+    ) -> list[DamagedRecord]:
         return []
 
     def damaged(self) -> list[DamagedRecord]:
         return []
 
-    def look_over(self, kind: str, after: object, limit: int) -> None:
+    def scan(self, kind: str, after: object, limit: int) -> None:
         return None
 
-    def check_room(self) -> None:
+    def check_disk_space(self) -> None:
         pass
 
     def check(self) -> list[tuple[str, bool, str]]:
-        return [("store", True, "in memory: everything is forgotten when the server stops")]
+        return [("store", True, "in memory: everything is lost when the server stops")]
 
     def close(self) -> None:
         self._epoch = 0
@@ -283,7 +284,7 @@ class MemoryStore:
         if self._epoch == 0:
             raise Unavailable("the store is not open", hint="open it before writing")
         if self._epoch != self._memory.epoch:
-            raise StaleEpoch("another writer has opened this memory since", hint="stop this server")
+            raise StaleEpoch("another writer has opened this store since", hint="stop this server")
 
 
 def _seq(event: Event) -> int:
@@ -302,7 +303,7 @@ def _put_job(memory: _Memory, job: Job) -> None:
         memory.active.add(job.id)
 
 
-def _refuse_what_cannot_be(memory: _Memory, batch: Batch) -> None:
+def _refuse_conflicts(memory: _Memory, batch: Batch) -> None:
     def stored(runs: Iterable[Run]) -> int:
         return sum(run.id in memory.runs.get(run.job, ()) for run in runs)
 
@@ -322,7 +323,7 @@ def _refuse_what_cannot_be(memory: _Memory, batch: Batch) -> None:
         raise Conflict("this key is already stored")
 
 
-def _answers(job: Job, query: JobQuery) -> bool:
+def _matches(job: Job, query: JobQuery) -> bool:
     spec = job.spec
     return (
         (not query.states or job.state in query.states)

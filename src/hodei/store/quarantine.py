@@ -1,5 +1,5 @@
-"""Damaged rows are set aside: copied as they are into `quarantine`, never deleted, and something readable put in their place
-where there is something. All in one transaction of the writer's, so that no reader sees a thing in between.
+"""Sets damaged rows aside: a raw copy goes into the table `quarantine`, and a readable record takes the row's place where
+there is one. All in one transaction of the writer, so that readers see either the old state or the new one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,18 @@ from hodei.model.audit import DamagedRecord
 from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeOverrides
-from hodei.store import placeholders, queries, rows
+from hodei.store import queries, rows
 from hodei.store.batch import Batch
-from hodei.store.damage import UNREADABLE, Key, lenient
+from hodei.store.damage import (
+    UNREADABLE,
+    Key,
+    event_placeholder,
+    job_placeholder,
+    lenient,
+    run_placeholder,
+    stray_runs,
+    text_of,
+)
 from hodei.store.rows import LAST_NUMBER, recount
 
 log = logging.getLogger("hodei.store")
@@ -35,8 +44,8 @@ TABLE = (
     ) STRICT""",
     "CREATE INDEX quarantine_job ON quarantine (job)",
 )
-# An answer of the operator's is needed for each, so there are few; a disk that goes on dying may make many.
-MOST_TOLD = 1000
+# Operators act on each entry, so there are few; a failing disk may produce many.
+MAX_LISTED = 1000
 # The table of each kind, and the columns of its key.
 _TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "event": ("event", ("seq",)),
@@ -49,340 +58,331 @@ _TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "note": ("note", ("name",)),
 }
 _OUTCOMES = {
-    "event": "its line of history stays, without what it said",
+    "event": "the event stays in the history, without its details",
     "audit": "the row stays, as far as it can be read",
-    "key": "a request with this key is refused, because it is not known whether it was carried out",
-    "node mark": "the node is cordoned, because it may have been: uncordon it when that is right",
-    "reservation": "it does not count any more: make it again",
-    "periodic job": "it does not run any more: add it again",
-    "usage": "what was used there and then does not count any more",
-    "note": "its part of the server began anew",
+    "key": "a request with this key is refused, because it is unknown whether it was carried out",
+    "node mark": "the node is cordoned, because it may have been: uncordon it if that is right",
+    "reservation": "it is no longer in effect: create it again",
+    "periodic job": "it no longer runs: create it again",
+    "usage": "this usage no longer counts",
+    "note": "this part of the server started with defaults",
 }
 Known = Mapping[JobId, tuple[Job, Sequence[Run]]]
-# Where the last number that was given out is not known, so many are left out, and none is given out twice.
-_LEFT_OUT = 1_000_000
-_WRONG_PLACE = "it is where another belongs"
+# If the last number in use is unknown, this many are skipped, so that none is used twice.
+_SKIPPED_NUMBERS = 1_000_000
+_INVALID_NUMBER = "a number out of range"
+_WRONG_PLACE = "it has the number of another record"
+_MISSING = "its row is missing"
+_FROM_MEMORY = "it was written again from memory"
 
 
-def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_ms: int) -> list[DamagedRecord]:
-    """`known`: jobs that are well in memory, with their runs; what is there is written back. Inside a transaction."""
-    found: list[DamagedRecord] = []
+def repair(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_ms: int) -> list[DamagedRecord]:
+    """`known`: jobs that are intact in memory, with their runs; they are written back. Inside a transaction."""
     with lenient(db):
-        # Runs first: what a job comes to depends on them.
-        for (kind, key), why in sorted(suspects.items(), key=lambda suspect: suspect[0][0] != "run"):
-            db.execute("SAVEPOINT one")
-            try:
-                if kind == "run":
-                    found += _mend_run(db, key, why, known, now_ms)
-                elif kind == "job" and not 0 < key <= LAST_NUMBER:
-                    found += _find_job(db, key, now_ms)
-                elif kind == "job":
-                    found += _mend_job(db, key, why, known, now_ms)
-                else:
-                    found += _mend_other(db, kind, key, why, now_ms)
-            except (*UNREADABLE, sqlite3.IntegrityError) as error:
-                db.execute("ROLLBACK TO one")
-                log.error("a damaged record stays where it is: %s %s (%s): %s", kind, key, why, error)
-            db.execute("RELEASE one")
-        if any(damage.kind == "job" for damage in found):
-            recount(db)
-    return found
+        return _Repair(db, known, now_ms).suspects(suspects)
 
 
-def told(db: sqlite3.Connection) -> list[DamagedRecord]:
+def repair_conflicts(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[DamagedRecord]:
+    """For a batch that was refused. Missing rows that it changes are written again; rows with the keys of its new ones are
+    moved to another number or set aside. Inside a transaction."""
+    with lenient(db):
+        return _Repair(db, {}, now_ms).conflicts(batch)
+
+
+def renumber(db: sqlite3.Connection, now_ms: int) -> None:
+    """Rows whose own number is out of range cannot be queried, and the next number would be out of range too, so nothing
+    new could be stored. Inside a transaction, before a number is used."""
+    with lenient(db):
+        _Repair(db, {}, now_ms).numbers()
+
+
+def list_damaged(db: sqlite3.Connection) -> list[DamagedRecord]:
     found = db.execute(
-        "SELECT at_ms, kind, name, job, reason, outcome FROM quarantine ORDER BY seq DESC LIMIT ?", (MOST_TOLD,)
+        "SELECT at_ms, kind, name, job, reason, outcome FROM quarantine ORDER BY seq DESC LIMIT ?", (MAX_LISTED,)
     )
     return [DamagedRecord(*row) for row in found][::-1]
 
 
-def _set_aside(db: sqlite3.Connection, damage: DamagedRecord, body: Any) -> DamagedRecord:
-    db.execute(
-        "INSERT INTO quarantine (at_ms, kind, name, job, reason, outcome, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (damage.at_ms, damage.kind, damage.name, damage.job, damage.reason, damage.outcome, _json(body)),
-    )
-    return damage
-
-
-def _json(value: Any) -> str:
-    """Bytes that are no text are kept in hexadecimal digits."""
-    return json.dumps(value, default=lambda raw: {"hex": raw.hex()})
-
-
-def _raw(db: sqlite3.Connection, table: str, columns: Sequence[str], key: Sequence[Any]) -> list[dict[str, Any]]:
-    wanted = " AND ".join(f"{column} = ?" if isinstance(value, int) else f"CAST({column} AS BLOB) = ?"
-                          for column, value in zip(columns, key, strict=True))  # fmt: skip
-    found = db.execute(f"SELECT * FROM {table} WHERE {wanted}", [_bytes(value) for value in key])  # noqa: S608 (constants)
-    names = [column[0] for column in found.description]
-    return [dict(zip(names, row, strict=True)) for row in found]
-
-
-def _bytes(value: Any) -> Any:
-    return value.encode() if isinstance(value, str) else value
-
-
-# ------------------------------------------------------------------------------------------------ numbers
-
-
-def renumber(db: sqlite3.Connection, now_ms: int) -> None:
-    """Rows whose own number cannot be. Nobody could ask for them, and the next number would be beyond all numbers: nothing
-    new could be stored. Inside a transaction, before a number is given out."""
-    with lenient(db):
-        # In this order, because what is done about the others is told in the first.
-        for table in ("quarantine", "audit", "event"):
-            _renumber(db, table, now_ms)
-        for id in _beyond(db, "job", "id"):
-            _find_job(db, id, now_ms)
-        for column, table, key in (("last_job", "job", "id"), ("last_event", "event", "seq")):
-            (told,) = db.execute(f"SELECT {column} FROM meta").fetchone()  # noqa: S608 (constants)
-            if not 0 <= told <= LAST_NUMBER:
-                last = _highest(db, table, key) + _LEFT_OUT
-                db.execute(f"UPDATE meta SET {column} = ?", (last,))  # noqa: S608 (constants)
-                outcome = f"new numbers begin behind {last}"
-                _set_aside(db, DamagedRecord(now_ms, "counter", column, 0, "a number that cannot be", outcome), told)
-
-
-def _renumber(db: sqlite3.Connection, table: str, now_ms: int) -> None:
-    """The rows of a history, in their order, to its end."""
-    if table == "event":
-        (last,) = db.execute("SELECT last_event FROM meta").fetchone()
-    else:
-        told = db.execute("SELECT CAST(coalesce(max(seq), 0) AS INTEGER) FROM sqlite_sequence WHERE name = ?", (table,))
-        (last,) = told.fetchone()
-        if last > LAST_NUMBER:
-            last = _highest(db, table, "seq") + _LEFT_OUT
-            db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (last, table))
-    last = max(_highest(db, table, "seq"), last if last <= LAST_NUMBER else 0)
-    for place, seq in enumerate(_beyond(db, table, "seq"), last + 1):
-        db.execute(f"UPDATE {table} SET seq = ? WHERE seq = ?", (place, seq))  # noqa: S608 (constants)
-        if table != "quarantine":
-            outcome = f"it stays, as number {place}"
-            _set_aside(db, DamagedRecord(now_ms, table, str(seq), 0, "a number that cannot be", outcome), seq)
-
-
-def _beyond(db: sqlite3.Connection, table: str, key: str) -> list[int]:
-    found = db.execute(
-        f"SELECT {key} FROM {table} WHERE {key} < 1 UNION ALL SELECT {key} FROM {table} WHERE {key} > ?",  # noqa: S608 (constants)
-        (LAST_NUMBER,),
-    )
-    return sorted(number for (number,) in found)
-
-
-def _highest(db: sqlite3.Connection, table: str, key: str) -> int:
-    asked = f"SELECT coalesce(max({key}), 0) FROM {table} WHERE {key} BETWEEN 1 AND ?"  # noqa: S608 (constants)
-    return int(db.execute(asked, (LAST_NUMBER,)).fetchone()[0])
-
-
-def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> list[DamagedRecord]:
-    """The job of a damaged number has its old one again if its description, which is kept beside it, tells which that was."""
-    if not (raw := _raw(db, "job", ("id",), (id,))):
-        return []
-    row = raw[0]
-    body = ([one["body"] for one in _raw(db, "spec", ("job",), (id,))] or [None])[0]
-    mine, alone = (row["name"], row["project"], row["user"]), list[JobId]()
-    for number, text in db.execute(
-        """SELECT job, body FROM spec WHERE job BETWEEN 1 AND ? AND NOT EXISTS
-            (SELECT 1 FROM job WHERE job.id = spec.job)""",
-        (LAST_NUMBER,),
-    ).fetchall():
-        try:
-            spec = rows.spec_from(text)
-        except UNREADABLE:
-            continue
-        if (spec.name, spec.project, spec.user) == mine:
-            alone.append(number)
-    found = alone[0] if len(alone) == 1 else 0
-    if found:
-        db.execute("UPDATE job SET id = ? WHERE id = ?", (found, id))
-        outcome = f"by its description it is job {found}"
-    else:
-        db.execute("DELETE FROM job WHERE id = ?", (id,))
-        db.execute("DELETE FROM spec WHERE job = ?", (id,))
-        outcome = "it is not known which job it was: submit it again, if one is missing"
-    damage = DamagedRecord(now_ms, "job", str(id), found, "a number that cannot be", outcome)
-    return [_set_aside(db, damage, {"job": row, "spec": body})]
-
-
-def make_way(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[DamagedRecord]:
-    """For a batch that was refused, because rows that it changes are gone, or others are where its new ones belong: the first
-    are written anew, the others get another number or are set aside. Inside a transaction."""
-    found = list[DamagedRecord]()
-    with lenient(db):
-        for id in batch.new_jobs:
-            found += _find_job(db, id, now_ms)
-            found += _clear(db, "spec", ("job",), (id,), id, now_ms)
-        for run in batch.new_runs.values():
-            found += _clear(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member), run.job, now_ms)
-        for seq in batch.events:
-            if raw := _raw(db, "event", ("seq",), (seq,)):
-                place = max(_highest(db, "event", "seq"), batch.last_event) + _LEFT_OUT
-                db.execute("UPDATE event SET seq = ? WHERE seq = ?", (place, seq))
-                outcome = f"it stays, as number {place}"
-                found.append(_set_aside(db, DamagedRecord(now_ms, "event", str(seq), 0, _WRONG_PLACE, outcome), raw[0]))
-        for job in batch.jobs.values():
-            found += _bring_back(db, job, now_ms)
-        for run in batch.runs.values():
-            if not _raw(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member)):
-                _put(db, "run", rows.RUN, rows.run_row(run))
-                damage = DamagedRecord(now_ms, "run", run.id, run.job, "it is gone", "it was written anew from memory")
-                found.append(_set_aside(db, damage, None))
-        if found:
-            recount(db)
-    return found
-
-
-def _clear(
-    db: sqlite3.Connection, table: str, columns: tuple[str, ...], key: tuple[int, ...], job: JobId, now_ms: int
-) -> list[DamagedRecord]:
-    if not (raw := _raw(db, table, columns, key)):
-        return []
-    db.execute(f"DELETE FROM {table} WHERE {' AND '.join(f'{column} = ?' for column in columns)}", key)  # noqa: S608 (constants)
-    name = ".".join(map(str, key))
-    return [_set_aside(db, DamagedRecord(now_ms, table, name, job, _WRONG_PLACE, "it does not count any more"), raw[0])]
-
-
-def _bring_back(db: sqlite3.Connection, job: Job, now_ms: int) -> list[DamagedRecord]:
-    """A job whose row is gone: it may be there under another number, by which no description is kept."""
-    if _raw(db, "job", ("id",), (job.id,)):
-        return []
-    lost = db.execute(
-        """SELECT id FROM job WHERE name = ? AND project = ? AND user = ? AND submitted_ms = ?
-            AND NOT EXISTS (SELECT 1 FROM spec WHERE spec.job = job.id)""",
-        (job.spec.name, job.spec.project, job.spec.user, job.submitted_ms),
-    ).fetchall()
-    for (id,) in lost if len(lost) == 1 else ():
-        db.execute("DELETE FROM job WHERE id = ?", (id,))
-    _put(db, "job", rows.JOB, rows.job_row(job))
-    db.execute("INSERT OR IGNORE INTO spec (job, body) VALUES (?, ?)", (job.id, rows.spec_text(job.spec)))
-    damage = DamagedRecord(now_ms, "job", str(job.id), job.id, "it is gone", "it was written anew from memory")
-    return [_set_aside(db, damage, {"found as": [id for (id,) in lost]})]
-
-
-def _put(db: sqlite3.Connection, table: str, columns: Sequence[str], values: Sequence[Any]) -> None:
-    overrides = ", ".join("?" * len(columns))
-    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({overrides})", values)  # noqa: S608 (constants)
-
-
-# --------------------------------------------------------------------------------------------------- jobs
-
-
-def _mend_run(
-    db: sqlite3.Connection, key: tuple[int, int, int], why: str, known: Known, now_ms: int
-) -> list[DamagedRecord]:
-    raw = _raw(db, "run", rows.RUN_KEY, key)
-    if not raw:
-        return []
-    run, sure = placeholders.run(raw[0])
-    outcome = "what is left of it counts; its backend says how it stands"
-    memory = next((one for one in known.get(run.job, (None, ()))[1] if one.id == run.id), None)
-    if memory is not None:
-        run, sure, outcome = memory, True, "it was written anew from memory"
-    elif not sure and run.state in ("placed", "running"):
-        outcome += f"; it is not known any more what it holds, so node {run.node} is cordoned"
-        _cordon(db, run.node)
-    values = dict(zip(rows.RUN, rows.run_row(run), strict=True))
-    _update(db, "run", rows.RUN_KEY, key, {name: value for name, value in values.items() if name not in rows.RUN_KEY})
-    return [_set_aside(db, DamagedRecord(now_ms, "run", run.id, run.job, why, outcome), raw[0])]
-
-
-def _mend_job(db: sqlite3.Connection, id: JobId, why: str, known: Known, now_ms: int) -> list[DamagedRecord]:
-    row = (_raw(db, "job", ("id",), (id,)) or [{}])[0]
-    body = ([one["body"] for one in _raw(db, "spec", ("job",), (id,))] or [None])[0]
-    runs = _runs_left(db, id)
-    if not row and body is None and not runs:
-        return []
-    found, strays = list[DamagedRecord](), placeholders.strays(body, runs)
-    for run in strays:
-        raw = _raw(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member))[0]
-        outcome = "it does not count any more; whatever runs under this name is left alone"
-        found.append(
-            _set_aside(db, DamagedRecord(now_ms, "run", run.id, id, "its job has no such member", outcome), raw)
-        )
-        db.execute("DELETE FROM run WHERE job = ? AND attempt = ? AND member = ?", (run.job, run.attempt, run.member))
-    runs = [run for run in runs if run not in strays]
-    if id in known:
-        stands, outcome = known[id][0], "it was written anew from memory"
-    else:
-        made = placeholders.job(id, row, body, runs, why, now_ms)
-        stands, outcome = made.job, made.outcome
-        for node in made.unsure_of:
-            _cordon(db, node)
-    spec = stands.spec
-    standing = dict(zip(rows.STANDING, rows.job_standing(stands), strict=True))
-    standing |= {"project": spec.project, "user": spec.user, "name": spec.name}
-    if row:
-        del standing["id"]
-        _update(db, "job", ("id",), (id,), standing)
-    else:
-        names, overrides = ", ".join(standing), ", ".join("?" * len(standing))
-        db.execute(f"INSERT INTO job ({names}) VALUES ({overrides})", list(standing.values()))  # noqa: S608 (constants)
-    db.execute("INSERT OR REPLACE INTO spec (job, body) VALUES (?, ?)", (id, rows.spec_text(spec)))
-    return [*found, _set_aside(db, DamagedRecord(now_ms, "job", str(id), id, why, outcome), {"job": row, "spec": body})]
-
-
-def _runs_left(db: sqlite3.Connection, id: JobId) -> list[Run]:
-    """After those that are suspect were mended, so that all can be read."""
-    columns = ", ".join(rows.RUN)
-    out = []
-    for row in db.execute(f"SELECT {columns} FROM run WHERE job = ?", (id,)).fetchall():  # noqa: S608 (constants)
-        try:
-            out.append(rows.run_from(row))
-        except UNREADABLE:
-            out.append(placeholders.run(dict(zip(rows.RUN, row, strict=True)))[0])
-    return out
-
-
-def _cordon(db: sqlite3.Connection, node: str) -> None:
-    found = db.execute("SELECT node, body FROM mark WHERE node = ?", (node,)).fetchone()
-    overrides = NodeOverrides(node)
-    if found is not None:
-        try:
-            overrides = rows.overrides_from(found)
-        except UNREADABLE:
-            pass
-    text = rows.overrides_text(structs.replace(overrides, cordoned=True))
-    db.execute("INSERT OR REPLACE INTO mark (node, body) VALUES (?, ?)", (node, text))
-
-
-def _update(
-    db: sqlite3.Connection, table: str, columns: Sequence[str], key: Sequence[Any], values: Mapping[str, Any]
-) -> None:
-    changes = ", ".join(f"{name} = ?" for name in values)
-    wanted = " AND ".join(f"{column} = ?" for column in columns)
-    db.execute(f"UPDATE {table} SET {changes} WHERE {wanted}", [*values.values(), *key])  # noqa: S608 (constants)
-
-
-# ------------------------------------------------------------------------------------------------- the rest
-
-
-def _mend_other(db: sqlite3.Connection, kind: str, key: Any, why: str, now_ms: int) -> list[DamagedRecord]:
-    table, columns = _TABLES[kind]
-    values = key if isinstance(key, tuple) else (key,)
-    raw = _raw(db, table, columns, values)
-    if not raw:
-        return []
-    name = " ".join(placeholders.text_of(value, str(value)) for value in values)
-    job = raw[0]["job"] if kind == "event" and isinstance(raw[0]["job"], int) else 0
-    if kind == "event":
-        event = placeholders.event([raw[0][column] for column in rows.EVENT], why)
-        _update(db, table, columns, values, dict(zip(rows.EVENT[1:], rows.event_row(event)[1:], strict=True)))
-    elif kind == "audit":
-        at_ms = raw[0]["at_ms"] if 0 <= raw[0]["at_ms"] <= rows.LAST_MS else 0
-        text = {column: placeholders.text_of(raw[0][column]) for column in queries.COLUMNS if column != "at_ms"}
-        _update(db, table, columns, values, {"at_ms": at_ms, **text})
-    elif kind == "key" and isinstance(key, str):
-        _update(db, table, columns, values, {"fingerprint": "", "jobs": "[]"})
-    else:
-        wanted = " AND ".join(f"{c} = ?" if isinstance(v, int) else f"CAST({c} AS BLOB) = ?"
-                              for c, v in zip(columns, values, strict=True))  # fmt: skip
-        db.execute(f"DELETE FROM {table} WHERE {wanted}", [_bytes(value) for value in values])  # noqa: S608 (constants)
-        if kind == "node mark" and isinstance(key, str):
-            _cordon(db, key)
-    return [_set_aside(db, DamagedRecord(now_ms, kind, name, max(job, 0), why, _OUTCOMES[kind]), raw[0])]
-
-
 def job_of_key(kind: str, key: Any) -> JobId:
-    """Which job a suspect is of; 0 for none."""
-    if kind == "job":
-        return int(key)
-    return int(key[0]) if kind == "run" else 0
+    """The job that a suspect belongs to; 0 for none."""
+    return int(key[0]) if kind == "run" else int(key) if kind == "job" else 0
+
+
+class _Repair:
+    """One transaction. `_db` reads invalid text as bytes."""
+
+    def __init__(self, db: sqlite3.Connection, known: Known, now_ms: int) -> None:
+        self._db, self._known, self._now_ms = db, known, now_ms
+        self._done: list[DamagedRecord] = []
+
+    def suspects(self, suspects: Mapping[Key, str]) -> list[DamagedRecord]:
+        db = self._db
+        # Runs first: the placeholder of a job depends on them.
+        for (kind, key), why in sorted(suspects.items(), key=lambda suspect: suspect[0][0] != "run"):
+            db.execute("SAVEPOINT one")
+            before = len(self._done)
+            try:
+                if kind == "run":
+                    self._run(key, why)
+                elif kind == "job" and not 0 < key <= LAST_NUMBER:
+                    self._restore_number(key)
+                elif kind == "job":
+                    self._job(key, why)
+                else:
+                    self._other(kind, key, why)
+            except (*UNREADABLE, sqlite3.IntegrityError) as error:
+                db.execute("ROLLBACK TO one")
+                del self._done[before:]
+                log.error("a damaged record cannot be repaired: %s %s (%s): %s", kind, key, why, error)
+            db.execute("RELEASE one")
+        if any(record.kind == "job" for record in self._done):
+            recount(db)
+        return self._done
+
+    def conflicts(self, batch: Batch) -> list[DamagedRecord]:
+        db = self._db
+        for id in batch.new_jobs:
+            self._restore_number(id)
+            self._clear("spec", ("job",), (id,), id)
+        for run in batch.new_runs.values():
+            self._clear("run", rows.RUN_KEY, (run.job, run.attempt, run.member), run.job)
+        for seq in batch.events:
+            if raw := self._raw("event", ("seq",), (seq,)):
+                place = max(self._highest("event", "seq"), batch.last_event) + _SKIPPED_NUMBERS
+                db.execute("UPDATE event SET seq = ? WHERE seq = ?", (place, seq))
+                self._set_aside("event", str(seq), 0, _WRONG_PLACE, f"it stays, as number {place}", raw[0])
+        for job in batch.jobs.values():
+            self._write_missing_job(job)
+        for run in batch.runs.values():
+            if not self._raw("run", rows.RUN_KEY, (run.job, run.attempt, run.member)):
+                self._insert("run", dict(zip(rows.RUN, rows.run_row(run), strict=True)))
+                self._set_aside("run", run.id, run.job, _MISSING, _FROM_MEMORY, None)
+        if self._done:
+            recount(db)
+        return self._done
+
+    def numbers(self) -> None:
+        db = self._db
+        # The quarantine first, because the others are recorded there.
+        for table in ("quarantine", "audit", "event"):
+            self._renumber(table)
+        for id in self._out_of_range("job", "id"):
+            self._restore_number(id)
+        for column, table, key in (("last_job", "job", "id"), ("last_event", "event", "seq")):
+            (stored,) = db.execute(f"SELECT {column} FROM meta").fetchone()  # noqa: S608 (constants)
+            if not 0 <= stored <= LAST_NUMBER:
+                last = self._highest(table, key) + _SKIPPED_NUMBERS
+                db.execute(f"UPDATE meta SET {column} = ?", (last,))  # noqa: S608 (constants)
+                self._set_aside("counter", column, 0, _INVALID_NUMBER, f"new numbers start after {last}", stored)
+
+    # ------------------------------------------------------------------------------------------- numbers
+
+    def _renumber(self, table: str) -> None:
+        """Moves the rows of a history with invalid numbers to its end, in their order."""
+        db = self._db
+        if table == "event":
+            (last,) = db.execute("SELECT last_event FROM meta").fetchone()
+        else:
+            (last,) = db.execute(
+                "SELECT CAST(coalesce(max(seq), 0) AS INTEGER) FROM sqlite_sequence WHERE name = ?", (table,)
+            ).fetchone()
+            if last > LAST_NUMBER:
+                last = self._highest(table, "seq") + _SKIPPED_NUMBERS
+                db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (last, table))
+        last = max(self._highest(table, "seq"), last if last <= LAST_NUMBER else 0)
+        for place, seq in enumerate(self._out_of_range(table, "seq"), last + 1):
+            db.execute(f"UPDATE {table} SET seq = ? WHERE seq = ?", (place, seq))  # noqa: S608 (constants)
+            if table != "quarantine":
+                self._set_aside(table, str(seq), 0, _INVALID_NUMBER, f"it stays, as number {place}", seq)
+
+    def _out_of_range(self, table: str, key: str) -> list[int]:
+        found = self._db.execute(
+            f"SELECT {key} FROM {table} WHERE {key} < 1 UNION ALL SELECT {key} FROM {table} WHERE {key} > ?",  # noqa: S608 (constants)
+            (LAST_NUMBER,),
+        )
+        return sorted(number for (number,) in found)
+
+    def _highest(self, table: str, key: str) -> int:
+        query = f"SELECT coalesce(max({key}), 0) FROM {table} WHERE {key} BETWEEN 1 AND ?"  # noqa: S608 (constants)
+        return int(self._db.execute(query, (LAST_NUMBER,)).fetchone()[0])
+
+    def _restore_number(self, id: JobId) -> None:
+        """A job with a damaged number gets its old one back if exactly one spec without a job matches it."""
+        db = self._db
+        if not (raw := self._raw("job", ("id",), (id,))):
+            return
+        row, body = raw[0], self._spec_text(id)
+        wanted, alone = (row["name"], row["project"], row["user"]), list[JobId]()
+        for number, text in db.execute(
+            """SELECT job, body FROM spec WHERE job BETWEEN 1 AND ? AND NOT EXISTS
+                (SELECT 1 FROM job WHERE job.id = spec.job)""",
+            (LAST_NUMBER,),
+        ).fetchall():
+            try:
+                spec = rows.spec_from(text)
+            except UNREADABLE:
+                continue
+            if (spec.name, spec.project, spec.user) == wanted:
+                alone.append(number)
+        found = alone[0] if len(alone) == 1 else 0
+        if found:
+            db.execute("UPDATE job SET id = ? WHERE id = ?", (found, id))
+            outcome = f"by its spec it is job {found}"
+        else:
+            db.execute("DELETE FROM job WHERE id = ?", (id,))
+            db.execute("DELETE FROM spec WHERE job = ?", (id,))
+            outcome = "which job it was is unknown: if one is missing, submit it again"
+        self._set_aside("job", str(id), found, _INVALID_NUMBER, outcome, {"job": row, "spec": body})
+
+    def _write_missing_job(self, job: Job) -> None:
+        """The row may exist under another number, without a spec."""
+        if self._raw("job", ("id",), (job.id,)):
+            return
+        lost = self._db.execute(
+            """SELECT id FROM job WHERE name = ? AND project = ? AND user = ? AND submitted_ms = ?
+                AND NOT EXISTS (SELECT 1 FROM spec WHERE spec.job = job.id)""",
+            (job.spec.name, job.spec.project, job.spec.user, job.submitted_ms),
+        ).fetchall()
+        for (id,) in lost if len(lost) == 1 else ():
+            self._db.execute("DELETE FROM job WHERE id = ?", (id,))
+        self._insert("job", dict(zip(rows.JOB, rows.job_row(job), strict=True)))
+        self._db.execute("INSERT OR IGNORE INTO spec (job, body) VALUES (?, ?)", (job.id, rows.text(job.spec)))
+        self._set_aside("job", str(job.id), job.id, _MISSING, _FROM_MEMORY, {"found as": [id for (id,) in lost]})
+
+    # ------------------------------------------------------------------------------------------- records
+
+    def _run(self, key: tuple[int, int, int], why: str) -> None:
+        raw = self._raw("run", rows.RUN_KEY, key)
+        if not raw:
+            return
+        run, certain = run_placeholder(raw[0])
+        outcome = "its readable part counts; its backend reports its state"
+        in_memory = next((one for one in self._known.get(run.job, (None, ()))[1] if one.id == run.id), None)
+        if in_memory is not None:
+            run, outcome = in_memory, _FROM_MEMORY
+        elif not certain and run.state in ("placed", "running"):
+            outcome += f"; what it holds is unknown, so node {run.node} is cordoned"
+            self._cordon(run.node)
+        values = dict(zip(rows.RUN, rows.run_row(run), strict=True))
+        self._update("run", rows.RUN_KEY, key, {name: values[name] for name in values if name not in rows.RUN_KEY})
+        self._set_aside("run", run.id, run.job, why, outcome, raw[0])
+
+    def _job(self, id: JobId, why: str) -> None:
+        db = self._db
+        row, body, runs = (self._raw("job", ("id",), (id,)) or [{}])[0], self._spec_text(id), self._runs_of(id)
+        if not row and body is None and not runs:
+            return
+        strays = stray_runs(body, runs)
+        for run in strays:
+            key = (run.job, run.attempt, run.member)
+            raw = self._raw("run", rows.RUN_KEY, key)[0]
+            outcome = "it no longer counts; a process under this name is left alone"
+            self._set_aside("run", run.id, id, "its job has no such member", outcome, raw)
+            self._delete("run", rows.RUN_KEY, key)
+        if id in self._known:
+            job, outcome = self._known[id][0], _FROM_MEMORY
+        else:
+            made = job_placeholder(id, row, body, [run for run in runs if run not in strays], why, self._now_ms)
+            job, outcome = made.job, made.outcome
+            for node in made.uncertain_nodes:
+                self._cordon(node)
+        values = dict(zip(rows.JOB, rows.job_row(job), strict=True))
+        if row:
+            del values["id"]
+            self._update("job", ("id",), (id,), values)
+        else:
+            self._insert("job", values)
+        db.execute("INSERT OR REPLACE INTO spec (job, body) VALUES (?, ?)", (id, rows.text(job.spec)))
+        self._set_aside("job", str(id), id, why, outcome, {"job": row, "spec": body})
+
+    def _spec_text(self, id: JobId) -> Any:
+        return next((one["body"] for one in self._raw("spec", ("job",), (id,))), None)
+
+    def _runs_of(self, id: JobId) -> list[Run]:
+        """Suspect runs are repaired before their job, so that most can be read."""
+        columns = ", ".join(rows.RUN)
+        out = []
+        for row in self._db.execute(f"SELECT {columns} FROM run WHERE job = ?", (id,)).fetchall():  # noqa: S608 (constants)
+            try:
+                out.append(rows.run_from(row))
+            except UNREADABLE:
+                out.append(run_placeholder(dict(zip(rows.RUN, row, strict=True)))[0])
+        return out
+
+    def _cordon(self, node: str) -> None:
+        found = self._db.execute("SELECT node, body FROM mark WHERE node = ?", (node,)).fetchone()
+        overrides = NodeOverrides(node)
+        if found is not None:
+            try:
+                overrides = rows.overrides_from(found)
+            except UNREADABLE:
+                pass
+        text = rows.text(structs.replace(overrides, cordoned=True))
+        self._db.execute("INSERT OR REPLACE INTO mark (node, body) VALUES (?, ?)", (node, text))
+
+    def _other(self, kind: str, key: Any, why: str) -> None:
+        table, columns = _TABLES[kind]
+        values = key if isinstance(key, tuple) else (key,)
+        raw = self._raw(table, columns, values)
+        if not raw:
+            return
+        name = " ".join(text_of(value, str(value)) for value in values)
+        job = raw[0]["job"] if kind == "event" and isinstance(raw[0]["job"], int) else 0
+        if kind == "event":
+            event = event_placeholder([raw[0][column] for column in rows.EVENT], why)
+            self._update(table, columns, values, dict(zip(rows.EVENT[1:], rows.event_row(event)[1:], strict=True)))
+        elif kind == "audit":
+            at_ms = raw[0]["at_ms"] if 0 <= raw[0]["at_ms"] <= rows.LAST_MS else 0
+            texts = {column: text_of(raw[0][column]) for column in queries.AUDIT_COLUMNS if column != "at_ms"}
+            self._update(table, columns, values, {"at_ms": at_ms, **texts})
+        elif kind == "key" and isinstance(key, str):
+            self._update(table, columns, values, {"fingerprint": "", "jobs": "[]"})
+        else:
+            self._delete(table, columns, values)
+            if kind == "node mark" and isinstance(key, str):
+                self._cordon(key)
+        self._set_aside(kind, name, max(job, 0), why, _OUTCOMES[kind], raw[0])
+
+    # ---------------------------------------------------------------------------------------- statements
+
+    def _set_aside(self, kind: str, name: str, job: JobId, reason: str, outcome: str, body: Any) -> None:
+        """Bytes of the body that are no text are kept as hexadecimal digits."""
+        text = json.dumps(body, default=lambda raw: {"hex": raw.hex()})
+        self._db.execute(
+            "INSERT INTO quarantine (at_ms, kind, name, job, reason, outcome, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (self._now_ms, kind, name, job, reason, outcome, text),
+        )
+        self._done.append(DamagedRecord(self._now_ms, kind, name, job, reason, outcome))
+
+    def _clear(self, table: str, columns: tuple[str, ...], key: tuple[int, ...], job: JobId) -> None:
+        if raw := self._raw(table, columns, key):
+            self._delete(table, columns, key)
+            self._set_aside(table, ".".join(map(str, key)), job, _WRONG_PLACE, "it no longer counts", raw[0])
+
+    def _raw(self, table: str, columns: Sequence[str], key: Sequence[Any]) -> list[dict[str, Any]]:
+        found = self._db.execute(f"SELECT * FROM {table} WHERE {_where(columns, key)}", _parameters(key))  # noqa: S608 (constants)
+        names = [column[0] for column in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+    def _delete(self, table: str, columns: Sequence[str], key: Sequence[Any]) -> None:
+        self._db.execute(f"DELETE FROM {table} WHERE {_where(columns, key)}", _parameters(key))  # noqa: S608 (constants)
+
+    def _update(self, table: str, columns: Sequence[str], key: Sequence[Any], values: Mapping[str, Any]) -> None:
+        changes, wanted = (", ".join(f"{name} = ?" for name in values), " AND ".join(f"{name} = ?" for name in columns))
+        self._db.execute(f"UPDATE {table} SET {changes} WHERE {wanted}", [*values.values(), *key])  # noqa: S608 (constants)
+
+    def _insert(self, table: str, values: Mapping[str, Any]) -> None:
+        places = ", ".join("?" * len(values))
+        self._db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})", list(values.values()))  # noqa: S608 (constants)
+
+
+def _where(columns: Sequence[str], key: Sequence[Any]) -> str:
+    """Text is compared as bytes: it may be invalid."""
+    return " AND ".join(
+        f"{column} = ?" if isinstance(value, int) else f"CAST({column} AS BLOB) = ?"
+        for column, value in zip(columns, key, strict=True)
+    )
+
+
+def _parameters(key: Sequence[Any]) -> list[Any]:
+    return [value.encode() if isinstance(value, str) else value for value in key]

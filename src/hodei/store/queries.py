@@ -1,6 +1,6 @@
-"""Questions to SQLite. Every answer of bounded size comes back as one row of JSON; `writing` tells why.
+"""Queries. Results of bounded size are one row of JSON (see `writes`).
 
-A row that cannot be read spoils no answer: it is noted among the `suspects`, and something stands in for it.
+A row that cannot be read is noted in `suspects`, and a placeholder takes its place in the result.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from hodei.model.effects import Event
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED, Job, JobState, Run
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery
-from hodei.store import placeholders, rows
-from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_about_text, lenient
+from hodei.store import damage, rows
+from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_text_error, lenient
 
-# ---------------------------------------------------------------------------------------------- audits
-# The audit in SQLite: rows that are only ever added, and dropped when they are old.
+# ----------------------------------------------------------------------------------------------- audit
 
-
-COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote", "detail")
-TABLE = """CREATE TABLE audit (
+AUDIT_COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote", "detail")
+AUDIT_TABLE = """CREATE TABLE audit (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         at_ms INTEGER NOT NULL,
         who TEXT NOT NULL,
@@ -36,19 +34,19 @@ TABLE = """CREATE TABLE audit (
         request TEXT NOT NULL,
         remote TEXT NOT NULL
     ) STRICT"""
-# Which command was run on a machine.
-DETAIL = ("ALTER TABLE audit ADD COLUMN detail TEXT NOT NULL DEFAULT ''",)
-_NAMES = ", ".join(COLUMNS)
-_VALUES = ", ".join(f"value ->> {i}" for i in range(len(COLUMNS)))
+# The command that was run on a node.
+AUDIT_DETAIL = ("ALTER TABLE audit ADD COLUMN detail TEXT NOT NULL DEFAULT ''",)
+_NAMES = ", ".join(AUDIT_COLUMNS)
+_VALUES = ", ".join(f"value ->> {i}" for i in range(len(AUDIT_COLUMNS)))
 _INSERT = f"INSERT INTO audit ({_NAMES}) SELECT {_VALUES} FROM json_each(?)"  # noqa: S608 (constants)
 
 
-def write(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
-    values = [[getattr(entry, column) for column in COLUMNS] for entry in entries]
-    db.execute(_INSERT, (rows.json_text(values),))
+def write_audit(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
+    values = [[getattr(entry, column) for column in AUDIT_COLUMNS] for entry in entries]
+    db.execute(_INSERT, (rows.text(values),))
 
 
-def find(db: sqlite3.Connection, query: AuditQuery, suspects: Suspects) -> list[AuditEntry]:
+def audit(db: sqlite3.Connection, query: AuditQuery, suspects: Suspects) -> list[AuditEntry]:
     wanted, values = ["at_ms >= ?"], list[int | str]([query.since_ms])
     for column, value in (("who", query.who), ("target", query.target)):
         if value:
@@ -72,33 +70,33 @@ def find(db: sqlite3.Connection, query: AuditQuery, suspects: Suspects) -> list[
             (SELECT * FROM audit WHERE {" AND ".join(wanted)} ORDER BY seq {order} LIMIT ?)""",  # noqa: S608 (constants)
         (*values, max(1, query.limit)),
     )
-    read = suspects.read("audit", found, rows.audit_from, lambda row: row[-1], _instead)
+    read = suspects.read("audit", found, rows.audit_from, lambda row: row[-1], _audit_placeholder)
     return sorted(read, key=lambda e: e.seq, reverse=order == "DESC")
 
 
-def _instead(row: Sequence[Any], why: str) -> AuditEntry:
-    words = dict(zip(COLUMNS[1:], map(placeholders.text_of, row[1:-1]), strict=True))
-    return AuditEntry(row[0] if 0 <= row[0] <= rows.LAST_MS else 0, seq=row[-1], **words)
+def _audit_placeholder(row: Sequence[Any], why: str) -> AuditEntry:
+    texts = dict(zip(AUDIT_COLUMNS[1:], map(damage.text_of, row[1:-1]), strict=True))
+    return AuditEntry(row[0] if 0 <= row[0] <= rows.LAST_MS else 0, seq=row[-1], **texts)
 
 
-def prune(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
-    """Rows come in order of time, so the oldest have the lowest numbers. How many went."""
-    gone = db.execute(
+def prune_audit(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
+    """Rows are in order of time, so the oldest have the lowest numbers. Returns the number of deleted rows."""
+    deleted = db.execute(
         "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit ORDER BY seq LIMIT ?) AND at_ms < ?", (limit, before_ms)
     )
-    return gone.rowcount
+    return deleted.rowcount
 
 
 # ----------------------------------------------------------------------------------------------------
 
-MOST_JOBS_IN_A_PAGE = 1000
-# With labels the jobs are looked at one by one: so many at most for one page, which may then be short but not the last.
-MOST_SCANNED = 20_000
-MOST_RUNS_SCANNED = 50_000
+MAX_PAGE = 1000
+# With labels jobs are checked one by one: at most this many for a page, which may then be short but not the last.
+MAX_SCANNED = 20_000
+MAX_RUNS_SCANNED = 50_000
 _ALL_STATES: tuple[str, ...] = get_args(JobState)
-_NO_END = 2**63 - 1
+_MAX_ID = 2**63 - 1
 
-_JOB_COLUMNS = ", ".join([*(f"job.{column}" for column in rows.STANDING), "spec.body"])
+_JOB_COLUMNS = ", ".join([*(f"job.{column}" for column in rows.JOB_STATUS), "spec.body"])
 _RUN_COLUMNS = ", ".join(f"run.{column}" for column in rows.RUN)
 _EVENT_COLUMNS = ", ".join(rows.EVENT)
 
@@ -115,28 +113,28 @@ def job(db: sqlite3.Connection, id: JobId, suspects: Suspects) -> Job | None:
 def _jobs_from(
     found: Iterable[Sequence[Any]], suspects: Suspects, read: Callable[[Sequence[Any]], Job] = rows.job_from
 ) -> Iterator[Job]:
-    return suspects.read("job", found, read, _first, _job_instead)
+    return suspects.read("job", found, read, _first, _job_placeholder)
 
 
 def _first(row: Sequence[Any]) -> Any:
     return row[0]
 
 
-def _job_instead(row: Sequence[Any], why: str) -> Job:
-    """For this answer; what is stored in its place later knows of its runs too."""
-    raw = dict(zip(rows.STANDING, row[:-1], strict=True))
-    return placeholders.job(row[0], raw, row[-1], (), why, time.time_ns() // 1_000_000).job
+def _job_placeholder(row: Sequence[Any], why: str) -> Job:
+    """For this result; the one that is stored later takes its runs into account too."""
+    raw = dict(zip(rows.JOB_STATUS, row[:-1], strict=True))
+    return damage.job_placeholder(row[0], raw, row[-1], (), why, time.time_ns() // 1_000_000).job
 
 
 def jobs(db: sqlite3.Connection, query: JobQuery, suspects: Suspects) -> JobPage:
-    limit = max(1, min(query.limit, MOST_JOBS_IN_A_PAGE))
+    limit = max(1, min(query.limit, MAX_PAGE))
     if not query.labels:
         found = _job_rows(db, query, query.after, limit + 1)
         page = list(_jobs_from(found[:limit], suspects))
         return JobPage(page, page[-1].id if len(found) > limit else 0)
     page, after, scanned = [], query.after, 0
-    while scanned < MOST_SCANNED:
-        found = _job_rows(db, query, after, MOST_JOBS_IN_A_PAGE)
+    while scanned < MAX_SCANNED:
+        found = _job_rows(db, query, after, MAX_PAGE)
         for row in found:
             try:
                 matches = all_match(query.labels, rows.labels_in(row[-1]))
@@ -147,19 +145,17 @@ def jobs(db: sqlite3.Connection, query: JobQuery, suspects: Suspects) -> JobPage
                 if len(page) == limit:
                     return JobPage(page, page[-1].id)
                 page += _jobs_from([row], suspects)
-        if len(found) < MOST_JOBS_IN_A_PAGE:
+        if len(found) < MAX_PAGE:
             return JobPage(page)
         after, scanned = found[-1][0], scanned + len(found)
     return JobPage(page, after)
 
 
 def _job_rows(db: sqlite3.Connection, query: JobQuery, after: JobId, limit: int) -> list[list[Any]]:
-    """The next `limit` jobs below `after`, labels aside.
-
-    Each state is asked for on its own and the answers are merged, so that an index gives the order and no question
-    costs more than its page."""
+    """The next `limit` jobs below `after`, without regard to labels. Each state is queried separately and the results are
+    merged, so that an index gives the order and no query costs more than its page."""
     wanted = ["id < ?"]
-    values: list[int | str] = [after or _NO_END]
+    values: list[int | str] = [after or _MAX_ID]
     for column, value in (("project", query.project), ("user", query.user), ("name", query.name)):
         if value:
             wanted.append(f"{column} = ?")
@@ -169,7 +165,7 @@ def _job_rows(db: sqlite3.Connection, query: JobQuery, after: JobId, limit: int)
         values.append(query.since_ms)
     if query.ids:
         wanted.append("id IN (SELECT value FROM json_each(?))")
-        values.append(rows.json_text(query.ids))
+        values.append(rows.text(query.ids))
     every_state = not query.states or set(query.states) >= set(_ALL_STATES)
     picks, parameters = [], []
     for state in (None,) if every_state else sorted(set(query.states)):
@@ -185,28 +181,28 @@ def _job_rows(db: sqlite3.Connection, query: JobQuery, after: JobId, limit: int)
             JOIN job ON job.id = picked LEFT JOIN spec ON spec.job = picked""",  # noqa: S608 (constants)
         (*parameters, limit),
     )
-    # SQL promises no order inside an aggregate.
+    # SQL guarantees no order inside an aggregate.
     return sorted(found, key=lambda row: -row[0])
 
 
 def active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple[Run, ...]]]:
-    """Row by row: it can be a million jobs, and it is asked once, at the start, when nothing else is busy."""
-    db.execute("BEGIN")  # all questions about one and the same moment
-    # Nothing made here is garbage; looking for some again and again would double the time.
+    """Row by row: up to a million jobs, once, when the server starts."""
+    db.execute("BEGIN")  # all queries see the same snapshot
+    # Nothing created here is garbage; collections would double the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
         try:
             found = _active(db, suspects)
         except sqlite3.OperationalError as error:
-            if not is_about_text(error):
+            if not is_text_error(error):
                 raise
             with lenient(db):
                 found = _active(db, suspects)
-        for (state,) in fetch(db, _STATES_THERE):
+        for (state,) in fetch(db, _DISTINCT_STATES):
             if state is not None and state not in _ALL_STATES:
                 for (id,) in db.execute("SELECT id FROM job WHERE CAST(state AS BLOB) = CAST(? AS BLOB)", (state,)):
-                    suspects.add("job", id, f"the state {placeholders.text_of(state)[:40]!r}")
+                    suspects.add("job", id, f"the state {damage.text_of(state)[:40]!r}")
     finally:
         if collecting:
             gc.enable()
@@ -215,11 +211,12 @@ def active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple[
 
 
 _ACTIVE = "job.state IN ({})".format(", ".join(f"'{state}'" for state in _ALL_STATES if state not in JOB_ENDED))
-# From one to the next by the index: the cost is that of the states that there are, not of the jobs.
-_STATES_THERE = """WITH RECURSIVE there(state) AS (
+# From one state to the next by the index: the cost depends on the states, not on the jobs.
+_DISTINCT_STATES = """WITH RECURSIVE distinct_states(state) AS (
         SELECT min(state) FROM job
-        UNION ALL SELECT (SELECT min(state) FROM job WHERE job.state > there.state) FROM there WHERE there.state IS NOT NULL
-    ) SELECT state FROM there"""
+        UNION ALL SELECT (SELECT min(state) FROM job WHERE job.state > distinct_states.state)
+            FROM distinct_states WHERE distinct_states.state IS NOT NULL
+    ) SELECT state FROM distinct_states"""
 
 
 def _active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple[Run, ...]]]:
@@ -227,15 +224,15 @@ def _active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple
     for run in _runs_of_current_attempts(db, suspects):
         runs.setdefault(run.job, []).append(run)
     found = db.execute(f"SELECT {_JOB_COLUMNS} FROM job LEFT JOIN spec ON spec.job = job.id WHERE {_ACTIVE}")  # noqa: S608 (constants)
-    jobs = sorted(_jobs_from(found, suspects, rows.Jobs().job_from), key=lambda job: job.id)
+    jobs = sorted(_jobs_from(found, suspects, rows.JobDecoder().job_from), key=lambda job: job.id)
     out = []
     for job in jobs:
-        mine = tuple(runs.get(job.id, ()))
-        if job.state in ("scheduled", "running") and not mine:
-            suspects.add("job", job.id, "it runs, and no run of it is there")
-        elif not all(job.spec.has_member(run.member) for run in mine):
-            suspects.add("job", job.id, "it has a run of a member that it does not have")
-        out.append((job, mine))
+        of_job = tuple(runs.get(job.id, ()))
+        if job.state in ("scheduled", "running") and not of_job:
+            suspects.add("job", job.id, "it is running without any run")
+        elif not all(job.spec.has_member(run.member) for run in of_job):
+            suspects.add("job", job.id, "it has a run of a member that does not exist")
+        out.append((job, of_job))
     return out
 
 
@@ -248,7 +245,7 @@ def _runs_of_current_attempts(db: sqlite3.Connection, suspects: Suspects) -> Ite
 
 
 def _runs_from(found: Iterable[Sequence[Any]], suspects: Suspects) -> Iterator[Run]:
-    return suspects.read("run", found, rows.run_from, _run_key, _run_instead)
+    return suspects.read("run", found, rows.run_from, _run_key, _run_placeholder)
 
 
 def _run_key(row: Sequence[Any]) -> tuple[int, int, int]:
@@ -256,8 +253,8 @@ def _run_key(row: Sequence[Any]) -> tuple[int, int, int]:
     return job, attempt, member
 
 
-def _run_instead(row: Sequence[Any], why: str) -> Run:
-    return placeholders.run(dict(zip(rows.RUN, row, strict=True)))[0]
+def _run_placeholder(row: Sequence[Any], why: str) -> Run:
+    return damage.run_placeholder(dict(zip(rows.RUN, row, strict=True)))[0]
 
 
 def dependents(db: sqlite3.Connection, awaited: Sequence[JobId], limit: int) -> list[tuple[JobId, JobId]]:
@@ -266,7 +263,7 @@ def dependents(db: sqlite3.Connection, awaited: Sequence[JobId], limit: int) -> 
         """SELECT json_group_array(json_array(awaited, job)) FROM
             (SELECT awaited, job FROM awaits WHERE awaited IN (SELECT value FROM json_each(?))
              ORDER BY awaited, job LIMIT ?)""",
-        (rows.json_text(list(awaited)), limit),
+        (rows.text(list(awaited)), limit),
     )
     return sorted((awaited, job) for awaited, job in found)
 
@@ -305,14 +302,14 @@ def run(db: sqlite3.Connection, job: JobId, attempt: int, member: int, suspects:
 
 
 def runs_on(db: sqlite3.Connection, query: NodeRunsQuery, suspects: Suspects) -> NodeRunsPage:
-    """No index by node: every job would pay for it, and few ask. So many runs are looked at for one page, in the order of
-    their keys, and the answer says where to go on."""
-    limit, before = max(1, min(query.limit, MOST_JOBS_IN_A_PAGE)), query.after or (_NO_END, 0, 0)
+    """There is no index by node: every job would pay for a rare query. A page scans a limited number of runs in the order of
+    their keys, and says where the next one continues."""
+    limit, before = max(1, min(query.limit, MAX_PAGE)), query.after or (_MAX_ID, 0, 0)
     last = fetch(
         db,
         """SELECT job, attempt, member FROM run WHERE (job, attempt, member) < (?, ?, ?)
             ORDER BY job DESC, attempt DESC, member DESC LIMIT 1 OFFSET ?""",
-        (*before, MOST_RUNS_SCANNED - 1),
+        (*before, MAX_RUNS_SCANNED - 1),
     )
     down_to: tuple[int, int, int] = _run_key(last[0]) if last else (0, 0, 0)
     found = fetch_json(
@@ -336,7 +333,7 @@ def _key_of(run: Run) -> tuple[int, int, int]:
 def runs_after(
     db: sqlite3.Connection, after: tuple[int, int, int], limit: int, suspects: Suspects
 ) -> tuple[int, int, int] | None:
-    """Look at the next `limit` runs in the order of their keys; the last key, None at the end."""
+    """Read the next `limit` runs in the order of their keys. Returns the last key, None at the end."""
     found = fetch(
         db,
         f"""SELECT {_RUN_COLUMNS} FROM run WHERE (job, attempt, member) > (?, ?, ?)
@@ -356,12 +353,12 @@ def events(db: sqlite3.Connection, after: int, job: JobId, limit: int, suspects:
             (SELECT * FROM event WHERE {of_job}seq > ? ORDER BY seq LIMIT ?)""",  # noqa: S608 (constants)
         (*([job] if job else []), after, max(0, limit)),
     )
-    read = suspects.read("event", found, rows.event_from, _first, placeholders.event)
+    read = suspects.read("event", found, rows.event_from, _first, damage.event_placeholder)
     return sorted(read, key=lambda event: event.seq)
 
 
-def look_over(db: sqlite3.Connection, kind: str, after: Any, limit: int, suspects: Suspects) -> Any:
-    """See `Store.look_over`."""
+def scan(db: sqlite3.Connection, kind: str, after: Any, limit: int, suspects: Suspects) -> Any:
+    """See `Store.scan`."""
     if kind == "run":
         return runs_after(db, after or (0, 0, 0), limit, suspects)
     if kind == "job":
@@ -370,11 +367,11 @@ def look_over(db: sqlite3.Connection, kind: str, after: Any, limit: int, suspect
         found: Sequence[Any] = events(db, after or 0, 0, limit, suspects)
         return found[-1].seq if len(found) == limit else None
     if kind == "audit":
-        found = find(db, AuditQuery(after=after or 0, limit=limit), suspects)
+        found = audit(db, AuditQuery(after=after or 0, limit=limit), suspects)
         return found[-1].seq if len(found) == limit else None
     if kind == "key":
-        asked = "SELECT key, fingerprint, jobs, at_ms, rowid FROM key WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        found = fetch(db, asked, (after or 0, limit))
+        query = "SELECT key, fingerprint, jobs, at_ms, rowid FROM key WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        found = fetch(db, query, (after or 0, limit))
         for _ in suspects.read("key", found, lambda row: rows.key_from(row[:-1]), _first):
             pass
         return found[-1][-1] if len(found) == limit else None

@@ -1,7 +1,7 @@
-"""The shape of the SQLite file, and the way to it from every older shape.
+"""The schema of the SQLite file and its migrations.
 
-`MIGRATIONS[n]` leads from version n to n + 1, in one transaction each; `PRAGMA user_version` says how far a file is.
-A migration that has been released is never edited: a change is a new one at the end.
+`MIGRATIONS[n]` leads from version n to n + 1, each in one transaction; `PRAGMA user_version` is the version of a file. A
+released migration is never edited: a change is a new one at the end.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sqlite3
 from hodei.model.errors import InvalidInput
 from hodei.store import quarantine, queries
 
-APPLICATION_ID = 0x484F4445  # "HODE": tells our files from other programs' files
+APPLICATION_ID = 0x484F4445  # "HODE": marks files of Hodei
 ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
 
 _VERSION_1 = (
-    # One row. What must outlive pruning (the highest numbers ever used) and the fence against older writers.
+    # One row: the highest numbers ever used, which must survive pruning, and the epoch that fences off older writers.
     """CREATE TABLE meta (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         installation TEXT NOT NULL,
@@ -23,7 +23,7 @@ _VERSION_1 = (
         last_job INTEGER NOT NULL,
         last_event INTEGER NOT NULL
     ) STRICT""",
-    # Small rows, because each is rewritten several times in its life; the spec, which never is, lives beside it.
+    # Small rows, because each is rewritten several times; the spec never is, so it has a table of its own.
     """CREATE TABLE job (
         id INTEGER PRIMARY KEY,
         state TEXT NOT NULL,
@@ -55,14 +55,14 @@ _VERSION_1 = (
         user TEXT NOT NULL,
         name TEXT NOT NULL
     ) STRICT""",
-    # Every index ends with the id by itself, so each of these gives its jobs in order of id.
+    # Every index implicitly ends with the id, so each of these gives its jobs in order of id.
     "CREATE INDEX job_state ON job (state)",
     "CREATE INDEX job_project ON job (project)",
     "CREATE INDEX job_user ON job (user)",
     "CREATE INDEX job_name ON job (name)",
     f"CREATE INDEX job_ended ON job (changed_ms) WHERE {ENDED}",
     "CREATE TABLE spec (job INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
-    # Which jobs wait, or waited, for a job; the other way round is in their specs.
+    # The dependents of a job; the other direction is in their specs.
     """CREATE TABLE awaits (
         awaited INTEGER NOT NULL,
         job INTEGER NOT NULL,
@@ -105,7 +105,7 @@ _VERSION_1 = (
     "CREATE INDEX event_job ON event (job)",
     "CREATE TABLE mark (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     "CREATE TABLE reservation (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
-    # What accounts used, by bucket of time; amounts do not fit into 64 bits.
+    # Usage of accounts, by bucket of time; amounts do not fit into 64 bits.
     """CREATE TABLE usage (
         path TEXT NOT NULL,
         resource TEXT NOT NULL,
@@ -116,8 +116,8 @@ _VERSION_1 = (
     ) STRICT, WITHOUT ROWID""",
     "CREATE TABLE note (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     "CREATE TABLE periodic (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
-    queries.TABLE,
-    # Rows come in order of time, so the oldest keys are those with the lowest rowid.
+    queries.AUDIT_TABLE,
+    # Rows are in order of time, so the oldest keys have the lowest rowids.
     """CREATE TABLE key (
         key TEXT PRIMARY KEY,
         fingerprint TEXT NOT NULL,
@@ -126,15 +126,15 @@ _VERSION_1 = (
     ) STRICT""",
 )
 
-# Rows that could not be read, as they were, and what was done about each.
+# Raw copies of damaged rows, and what was done about each.
 _VERSION_2 = quarantine.TABLE
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.DETAIL)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.AUDIT_DETAIL)
 VERSION = len(MIGRATIONS)
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """How far this file is; InvalidInput if it is another program's file or one of a newer Hodei. Changes nothing."""
+    """The version of this file; InvalidInput for a file of another program or of a newer Hodei. Changes nothing."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     application: int = db.execute("PRAGMA application_id").fetchone()[0]
     empty = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
@@ -149,11 +149,11 @@ def version_of(db: sqlite3.Connection) -> int:
 
 
 def migrate(db: sqlite3.Connection, *, upto: int = VERSION) -> None:
-    """Apply what is missing, one transaction per version; safe when several programs open the file at once."""
+    """Apply the missing migrations; safe when several programs open the file at once."""
     while version_of(db) < upto:
         db.execute("BEGIN IMMEDIATE")
         try:
-            # Asked again under the lock: another program may have been here in between.
+            # Checked again under the lock: another program may have migrated in between.
             version = version_of(db)
             if version < upto:
                 for statement in MIGRATIONS[version]:

@@ -112,7 +112,7 @@ class Commits:
         with pytest.raises(StaleEpoch):
             older.prune(ended_before_ms=NOW_MS)
         with pytest.raises(StaleEpoch):
-            older.prune_loose(before_ms=NOW_MS)
+            older.prune_unattached(before_ms=NOW_MS)
         newer.commit(new(3))
         assert all_pages(newer) == all_pages(older) == [3, 1]
 

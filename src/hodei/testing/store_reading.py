@@ -168,7 +168,7 @@ class Reading:
     def test_the_highest_numbers_ever_used_survive_pruning(self, connect: Connect, store: Any) -> None:
         store.commit([*ended(5, NOW_MS - 1), a_record(9, "node.joined", at_ms=NOW_MS - 1)])
         store.prune(ended_before_ms=NOW_MS)
-        store.prune_loose(before_ms=NOW_MS)
+        store.prune_unattached(before_ms=NOW_MS)
         assert all_pages(store) == store.events() == []
         opened = connect().open()
         assert (opened.last_job, opened.last_event) == (5, 9)
@@ -181,21 +181,21 @@ class Reading:
 
     def test_a_key_lives_a_day_longer_than_what_is_pruned(self, store: Any) -> None:
         store.commit([a_key("ancient", at_ms=NOW_MS - DAY_MS - 1), a_key("old", at_ms=NOW_MS - DAY_MS), a_key("new")])
-        assert store.prune_loose(before_ms=NOW_MS) == 1
+        assert store.prune_unattached(before_ms=NOW_MS) == 1
         assert store.key("ancient") is None
         assert store.key("old") is not None
         assert store.key("new") is not None
 
     def test_events_of_no_job_are_forgotten_by_age(self, store: Any) -> None:
         store.commit([a_record(1, "node.joined", at_ms=NOW_MS - 1), a_record(2, "node.lost", at_ms=NOW_MS)])
-        assert store.prune_loose(before_ms=NOW_MS) == 1
+        assert store.prune_unattached(before_ms=NOW_MS) == 1
         assert [event.seq for event in store.events()] == [2]
 
     def test_loose_records_go_in_bites_that_say_whether_there_may_be_more(self, store: Any) -> None:
         old = NOW_MS - 2 * DAY_MS
         store.commit([a_record(seq, "node.joined", at_ms=old) for seq in range(1, 6)])
         store.commit([a_key(f"k{number}", at_ms=old) for number in range(5)])
-        gone = [store.prune_loose(before_ms=NOW_MS, limit=4) for _ in range(4)]
+        gone = [store.prune_unattached(before_ms=NOW_MS, limit=4) for _ in range(4)]
         assert gone == [4, 4, 2, 0]
         assert store.events() == []
         assert all(store.key(f"k{number}") is None for number in range(5))

@@ -139,13 +139,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_one_damaged_record_is_set_aside_and_all_others_are_well(path: Path, opened: SqliteStore, what: str):
+def test_one_damaged_record_is_quarantined_and_all_others_are_intact(path: Path, opened: SqliteStore, what: str):
     damage(path, *DAMAGES[what])
     opened.open()
     before = read_all(opened)
     assert [job.id for job in before["jobs"]] == [4, 3, 2, 1]
     assert opened.suspects
-    found = opened.mend(NOW_MS + 5)
+    found = opened.repair(NOW_MS + 5)
     assert found
     assert opened.suspects == []
     assert opened.damaged() == found
@@ -163,38 +163,36 @@ def test_one_damaged_record_is_set_aside_and_all_others_are_well(path: Path, ope
     assert len(after["events"]) == 5
 
 
-def test_a_running_job_whose_description_is_lost_goes_on_and_its_node_takes_nothing_new(
-    path: Path, opened: SqliteStore
-):
+def test_a_running_job_whose_spec_is_lost_continues_and_its_node_is_cordoned(path: Path, opened: SqliteStore):
     damage(path, "UPDATE spec SET body = '{garbage' WHERE job = 2")
     opened.open()
     opened.active()
-    (found,) = opened.mend(NOW_MS)
+    (found,) = opened.repair(NOW_MS)
     ((job, (run,)),) = [each for each in opened.active() if each[0].id == 2]
     assert (job.state, job.spec.restart, run.id, run.state) == ("running", "never", "2.0.1", "running")
     assert "cordoned" in found.outcome
     assert opened.overrides() == [NodeOverrides("n1", cordoned=True, labels={"a": "b"})]
 
 
-def test_a_running_job_whose_request_can_still_be_read_holds_what_it_held(path: Path, opened: SqliteStore):
+def test_a_running_job_with_a_readable_request_keeps_its_allocation(path: Path, opened: SqliteStore):
     wanted = a_job(2).spec.tasks[0].request
     assert wanted
     damage(path, """UPDATE spec SET body = replace(body, '"name"', '"name') WHERE job = 2""")
     opened.open()
     opened.active()
-    opened.mend(NOW_MS)
+    opened.repair(NOW_MS)
     job = opened.job(2)
     assert job.spec.tasks[0].request == wanted
     assert not opened.overrides()[0].cordoned
 
 
 @pytest.mark.parametrize("column", ["member", "attempt"])
-def test_a_run_whose_name_is_damaged_hinders_nothing(path: Path, opened: SqliteStore, column: str):
+def test_a_run_with_a_damaged_key_blocks_nothing(path: Path, opened: SqliteStore, column: str):
     damage(path, f"UPDATE run SET {column} = -1 WHERE job = ?", 2)  # noqa: S608 (constants)
     opened.open()
     (before,) = read_all(opened)["runs"][2]
     assert (before.id, before.state) == ("2.-1.1" if column == "member" else "2.0.-1", "running")
-    assert opened.mend(NOW_MS)
+    assert opened.repair(NOW_MS)
     assert len(read_all(opened)["jobs"]) == 4
 
 
@@ -207,42 +205,42 @@ def _of_every_node(path: Path) -> None:
     store.close()
 
 
-def test_a_job_for_every_node_has_as_many_members_as_there_are_nodes(path: Path, opened: SqliteStore):
+def test_a_per_node_job_has_as_many_members_as_there_are_nodes(path: Path, opened: SqliteStore):
     _of_every_node(path)
     opened.open()
     ((_, runs),) = [each for each in opened.active() if each[0].id == 5]
-    assert opened.mend(NOW_MS) == []
+    assert opened.repair(NOW_MS) == []
     # Also when another part of its record is damaged, its runs are its own.
     damage(path, "UPDATE job SET submitted_ms = 9000000000000000 WHERE id = 5")
     opened.active()
-    (found,) = opened.mend(NOW_MS)
+    (found,) = opened.repair(NOW_MS)
     assert (found.kind, "cordoned" in found.outcome) == ("job", False)
     assert [run.id for run in opened.runs(5)] == [run.id for run in runs] == ["5.0.1", "5.1.2", "5.2.3"]
 
 
-def test_what_is_left_of_a_job_for_every_node_starts_on_no_other_node(path: Path, opened: SqliteStore):
+def test_the_placeholder_of_a_per_node_job_starts_on_no_other_node(path: Path, opened: SqliteStore):
     _of_every_node(path)
     damage(path, """UPDATE spec SET body = replace(body, '"name":"job-5"', '"name":7') WHERE job = 5""")
     opened.open()
     opened.active()
-    opened.mend(NOW_MS)
+    opened.repair(NOW_MS)
     ((job, runs),) = [each for each in opened.active() if each[0].id == 5]
     assert (job.state, job.spec.gang.per_node, job.spec.size, len(runs)) == ("running", False, 3, 3)
 
 
-def test_a_waiting_job_is_held_if_its_description_is_whole_and_has_failed_if_not(path: Path, opened: SqliteStore):
+def test_a_pending_job_is_held_if_its_spec_is_complete_and_failed_otherwise(path: Path, opened: SqliteStore):
     damage(path, "UPDATE job SET attempt = -5 WHERE id = 1")
     damage(path, "UPDATE spec SET body = 'x' WHERE job = 4")
     opened.open()
     opened.active()
-    opened.mend(NOW_MS)
+    opened.repair(NOW_MS)
     whole, lost = opened.job(1), opened.job(4)
     assert (whole.state, whole.reason_code, whole.spec) == ("held", "RECORD_DAMAGED", a_job(1).spec)
     assert (lost.state, lost.reason_code, lost.spec.name) == ("failed", "RECORD_DAMAGED", a_job(4).spec.name)
     assert "submit it again" in lost.reason
 
 
-def test_a_job_that_is_well_in_memory_is_written_anew_from_there(path: Path, opened: SqliteStore):
+def test_a_job_that_is_intact_in_memory_is_written_back(path: Path, opened: SqliteStore):
     damage(path, "UPDATE spec SET body = 'x' WHERE job = 2")
     damage(path, "UPDATE run SET state = 'flying' WHERE job = 2")
     opened.open()
@@ -250,21 +248,21 @@ def test_a_job_that_is_well_in_memory_is_written_anew_from_there(path: Path, ope
     opened.runs(2)
     memory = a_job(2, state="running", attempt=1, first_attempt=1)
     run = structs.replace(a_run(2, state="running"), decision=_DECISION)
-    found = opened.mend(NOW_MS, {2: (memory, (run,))})
+    found = opened.repair(NOW_MS, {2: (memory, (run,))})
     assert all("from memory" in one.outcome for one in found)
     assert (opened.job(2), opened.runs(2)) == (memory, [run])
 
 
-def test_a_damaged_key_was_used_and_nobody_can_tell_for_what(path: Path, opened: SqliteStore):
+def test_a_damaged_key_counts_as_used(path: Path, opened: SqliteStore):
     damage(path, "UPDATE key SET jobs = '{' WHERE key = 'k1'")
     opened.open()
     for _ in range(2):
         key = opened.key("k1")
         assert (key.fingerprint, key.jobs) == ("", ())
-        opened.mend(NOW_MS)
+        opened.repair(NOW_MS)
 
 
-def test_a_look_over_finds_what_nobody_has_read(path: Path, opened: SqliteStore):
+def test_a_scan_finds_damage_that_no_query_has_read(path: Path, opened: SqliteStore):
     damage(path, "UPDATE spec SET body = 'x' WHERE job = 3")
     damage(path, "UPDATE run SET state = 'flying' WHERE job = 3")
     damage(path, "UPDATE event SET detail = '[' WHERE seq = 4")
@@ -273,7 +271,7 @@ def test_a_look_over_finds_what_nobody_has_read(path: Path, opened: SqliteStore)
     opened.open()
     for kind in KINDS:
         after, rounds = None, 0
-        while (after := opened.look_over(kind, after, 1)) is not None:
+        while (after := opened.scan(kind, after, 1)) is not None:
             rounds += 1
             assert rounds < 20
     assert sorted(kind for kind, _ in opened.suspects) == ["audit", "event", "job", "key", "run"]
@@ -292,7 +290,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**62, 2**53 + 1, -1, -(2**63)])
 @pytest.mark.parametrize("what", NUMBERS)
-def test_a_damaged_number_keeps_nothing_new_from_being_stored(path: Path, what: str, number: int):
+def test_a_damaged_number_does_not_block_new_records(path: Path, what: str, number: int):
     for sql in NUMBERS[what]:
         damage(path, sql, number)
     told = []
@@ -315,10 +313,10 @@ def test_a_damaged_number_keeps_nothing_new_from_being_stored(path: Path, what: 
         store.close()
     assert told[0] == told[1] == told[2], "it is told once"
     if what != "the last number of the audit":
-        assert [one.reason for one in told[0]] == ["a number that cannot be"]
+        assert [one.reason for one in told[0]] == ["a number out of range"]
 
 
-def test_a_job_whose_number_is_damaged_is_known_by_its_description(path: Path, opened: SqliteStore):
+def test_a_job_with_a_damaged_number_is_identified_by_its_spec(path: Path, opened: SqliteStore):
     opened.open()
     before = read_all(opened)
     opened.commit([SaveJob(a_job(5, name="other"), new=True)])
@@ -346,7 +344,7 @@ WHILE_IT_RUNS = {
 
 
 @pytest.mark.parametrize("what", WHILE_IT_RUNS)
-def test_a_commit_that_finds_the_store_changed_is_made_way_for(path: Path, opened: SqliteStore, what: str):
+def test_conflicts_of_a_refused_commit_are_repaired(path: Path, opened: SqliteStore, what: str):
     last = opened.open()
     (running, (run,)) = next(one for one in opened.active() if one[0].id == 2)
     db = sqlite3.connect(path, isolation_level=None)
@@ -359,7 +357,7 @@ def test_a_commit_that_finds_the_store_changed_is_made_way_for(path: Path, opene
     ]  # fmt: skip
     with pytest.raises((NotFound, Conflict)):
         opened.commit(saves)
-    found = opened.make_way(saves, NOW_MS)
+    found = opened.repair_conflicts(saves, NOW_MS)
     assert found
     opened.commit(saves)
     assert opened.damaged() == found
@@ -371,20 +369,20 @@ def test_a_commit_that_finds_the_store_changed_is_made_way_for(path: Path, opene
     assert opened.counts()["running"] == 0
 
 
-def test_a_batch_that_is_wrong_itself_has_no_way_made_for(opened: SqliteStore):
+def test_a_wrong_batch_causes_no_repair(opened: SqliteStore):
     opened.open()
     with pytest.raises(NotFound):
         opened.commit([SaveJob(a_job(99))])
-    assert opened.make_way([], NOW_MS) == []
+    assert opened.repair_conflicts([], NOW_MS) == []
 
 
-def test_a_number_that_is_damaged_while_the_server_runs_is_set_aside_once(path: Path, opened: SqliteStore):
+def test_a_number_that_is_damaged_while_the_server_runs_is_quarantined_once(path: Path, opened: SqliteStore):
     opened.open()
     damage(path, "UPDATE job SET id = -7 WHERE id = 3")
     damage(path, "UPDATE job SET id = 4611686018427387904 WHERE id = 4")
     for _ in range(3):
         assert len(opened.jobs(JobQuery()).jobs) >= 2
-        opened.mend(NOW_MS)
+        opened.repair(NOW_MS)
     assert len(opened.damaged()) == 2
     assert not opened.suspects
 
@@ -392,7 +390,7 @@ def test_a_number_that_is_damaged_while_the_server_runs_is_set_aside_once(path: 
 @pytest.mark.parametrize(
     "sql", ["UPDATE meta SET epoch = 9223372036854775807", "UPDATE meta SET epoch = -1", "DELETE FROM meta"]
 )
-def test_a_store_that_lost_its_own_name_or_count_is_a_clear_error(path: Path, opened: SqliteStore, sql: str):
+def test_a_store_without_installation_or_epoch_is_a_clear_error(path: Path, opened: SqliteStore, sql: str):
     damage(path, sql)
     with pytest.raises(Unavailable) as error:
         opened.open()
@@ -436,7 +434,7 @@ _CHANGES = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_is_damaged_the_store_opens_answers_and_mends(tmp_path_factory, data):
+def test_whatever_is_damaged_the_store_opens_reads_and_repairs(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "hodei.db"
     store = SqliteStore(path)
     store.open()
@@ -458,7 +456,7 @@ def test_whatever_is_damaged_the_store_opens_answers_and_mends(tmp_path_factory,
     try:
         store.open()
         read_all(store)
-        store.mend(NOW_MS)
+        store.repair(NOW_MS)
         read_all(store)
         assert all(reason is not None for reason in store.suspects)
         store.commit([SaveJob(a_job(2**40), new=True)])

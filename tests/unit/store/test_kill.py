@@ -1,4 +1,4 @@
-"""`kill -9` in the middle of writing: every acknowledged batch is there, whole, and the file is well."""
+"""`kill -9` in the middle of writing: every acknowledged batch is complete, and the file is intact."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_until_killed(path: Path, acknowledgements: int) -> int:
 
 
 @pytest.mark.real
-def test_every_acknowledged_batch_survives_kill_9_whole(tmp_path: Path):
+def test_every_acknowledged_batch_survives_kill_9_completely(tmp_path: Path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)

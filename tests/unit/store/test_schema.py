@@ -15,7 +15,7 @@ from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.job import Candidate, Decision, Job, Run
 from hodei.model.node import NodeOverrides
 from hodei.model.outcome import StopReason
-from hodei.store import SqliteStore, rows, schema, writing
+from hodei.store import SqliteStore, rows, schema, writes
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_database_is_refused(path: Path):
     assert "not a store" in refusal.value.hint
 
 
-def test_a_new_file_and_what_lies_beside_it_can_be_read_by_its_owner_only(path: Path):
+def test_a_new_file_and_its_journal_are_readable_by_the_owner_only(path: Path):
     old = os.umask(0)
     try:
         store = SqliteStore(path)
@@ -147,7 +147,7 @@ PLANS = {
     "one project": "SELECT id FROM job WHERE id < 9 AND project = 'p' ORDER BY id DESC LIMIT 5",
     "one user": "SELECT id FROM job WHERE id < 9 AND user = 'u' ORDER BY id DESC LIMIT 5",
     "one name": "SELECT id FROM job WHERE id < 9 AND name = 'n' ORDER BY id DESC LIMIT 5",
-    "what to prune": writing.TO_PRUNE.replace("?", "5"),
+    "what to prune": writes.TO_PRUNE.replace("?", "5"),
     "events of a job": "SELECT * FROM event WHERE job = 1 AND seq > 5 ORDER BY seq LIMIT 5",
     "events": "SELECT * FROM event WHERE seq > 5 ORDER BY seq LIMIT 5",
     "runs of a job": "SELECT * FROM run WHERE job = 5",
@@ -155,7 +155,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("sql", PLANS.values(), ids=PLANS.keys())
-def test_no_question_sorts_or_reads_a_whole_table(sql: str):
+def test_no_query_sorts_or_reads_a_whole_table(sql: str):
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         schema.migrate(db)
         plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}")]

@@ -45,14 +45,14 @@ def test_a_directory_in_place_of_the_file_is_a_clear_error(tmp_path: Path):
         SqliteStore(tmp_path).open()
 
 
-def test_reading_where_nothing_is_is_a_clear_error_and_makes_no_file(path: Path):
+def test_reading_a_missing_file_is_a_clear_error_and_creates_none(path: Path):
     with pytest.raises(Unavailable):
         SqliteStore(path).counts()
     assert not path.exists()
     assert SqliteStore(path).check()[0][1] is False
 
 
-def test_a_full_disk_changes_nothing_and_writing_goes_on_when_there_is_room_again(store: SqliteStore):
+def test_a_full_disk_changes_nothing_and_writes_work_again_with_free_space(store: SqliteStore):
     store.commit(new(1))
     store._writer.execute("PRAGMA max_page_count = 40")  # stands in for a disk that is full
     with pytest.raises(Unavailable) as error:
@@ -88,18 +88,18 @@ def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing(store: Sqli
     assert store.counts()["pending"] == 0
 
 
-def test_a_look_from_outside_takes_no_epoch_and_changes_nothing(store: SqliteStore, path: Path):
+def test_a_read_only_process_takes_no_epoch_and_changes_nothing(store: SqliteStore, path: Path):
     store.commit(new(1))
     outside = SqliteStore(path)
     assert outside.counts()["pending"] == 1
     assert all(well for _, well, _ in outside.check())
-    with outside._reading() as db, pytest.raises(sqlite3.OperationalError):
+    with outside._read() as db, pytest.raises(sqlite3.OperationalError):
         db.execute("DELETE FROM job")
     outside.close()
     store.commit(new(2))
 
 
-def test_a_closed_store_answers_no_questions_until_it_is_opened_again(store: SqliteStore):
+def test_a_closed_store_is_not_readable_until_it_is_opened_again(store: SqliteStore):
     store.commit(new(1))
     store.close()
     with pytest.raises(Unavailable):
@@ -126,9 +126,9 @@ def test_more_threads_than_readers_take_turns(path: Path):
     store.close()
 
 
-def test_a_search_by_label_looks_at_a_bounded_number_of_jobs_and_goes_on_from_there(store: SqliteStore, monkeypatch):
-    monkeypatch.setattr(queries, "MOST_JOBS_IN_A_PAGE", 10)
-    monkeypatch.setattr(queries, "MOST_SCANNED", 20)
+def test_a_query_by_label_scans_a_bounded_number_of_jobs_and_continues_from_there(store: SqliteStore, monkeypatch):
+    monkeypatch.setattr(queries, "MAX_PAGE", 10)
+    monkeypatch.setattr(queries, "MAX_SCANNED", 20)
     store.commit([*new(1, labels={"rare": "yes"}), *new(*range(2, 60))])
     pages, after, found = 0, 0, []
     while True:
@@ -151,13 +151,13 @@ def test_the_checks_name_what_they_found(store: SqliteStore):
     assert found["store disk space"].endswith("free")
 
 
-def test_the_checks_see_a_file_that_others_can_read_and_a_disk_that_is_nearly_full(store: SqliteStore, monkeypatch):
+def test_the_checks_report_a_file_that_others_can_read_and_a_nearly_full_disk(store: SqliteStore, monkeypatch):
     store.path.chmod(0o644)
     monkeypatch.setattr(health, "LOW_DISK_BYTES", 2**62)
     assert {what for what, well, _ in store.check() if not well} == {"store file mode", "store disk space"}
 
 
-def test_the_installation_is_made_once_by_whoever_is_asked(path: Path):
+def test_the_installation_is_created_once(path: Path):
     assert SqliteStore(path, new_installation=lambda: "aaaaaaaa").open().installation == "aaaaaaaa"
     assert SqliteStore(path, new_installation=lambda: "bbbbbbbb").open().installation == "aaaaaaaa"
 
@@ -171,7 +171,7 @@ def test_writing_may_come_from_different_threads_one_after_the_other(store: Sqli
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 63, 64, 65, 511, 513, 1024, 2049])
-def test_batches_of_every_size_are_written_whole(store: SqliteStore, count: int):
+def test_batches_of_every_size_are_written_completely(store: SqliteStore, count: int):
     ids = range(1, count + 1)
     store.commit([*new(*ids), *(a_record(id, job=id) for id in ids)])
     store.commit([SaveJob(a_job(id, state="held", version=id)) for id in ids])
@@ -202,7 +202,7 @@ def _shrink(store: SqliteStore) -> int:
     return done
 
 
-def test_room_that_pruned_jobs_leave_is_given_back_in_bites(tmp_path: Path):
+def test_space_of_pruned_jobs_is_freed_in_small_steps(tmp_path: Path):
     store = SqliteStore(tmp_path / "hodei.db")
     store.open()
     _filled_and_pruned(store)
@@ -217,7 +217,7 @@ def test_room_that_pruned_jobs_leave_is_given_back_in_bites(tmp_path: Path):
     again.close()
 
 
-def test_a_small_file_of_an_older_version_learns_to_shrink_when_it_is_opened(tmp_path: Path):
+def test_a_small_file_of_an_older_version_gets_incremental_vacuum_when_it_is_opened(tmp_path: Path):
     path = tmp_path / "hodei.db"
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")

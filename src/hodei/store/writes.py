@@ -1,8 +1,8 @@
-"""A batch into SQLite, inside a transaction that `sqlite` has opened.
+"""Writes a batch into SQLite, inside a transaction of `sqlite`.
 
-Many rows go into one statement (`VALUES (...), (...), ...`), never one statement per row: Python lets go of its
-interpreter lock around every single step of SQLite, and beside a busy thread each letting go costs a turn of waiting.
-`executemany` was twenty times slower here under load. For the same reason results come back as one row of JSON.
+One statement writes many rows (`VALUES (...), (...), ...`): Python releases its interpreter lock around every step of
+SQLite, and next to a busy thread each release costs a turn of waiting. `executemany` was twenty times slower under load.
+For the same reason query results are one row of JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -24,17 +24,17 @@ from hodei.store.damage import Suspects, fetch
 from hodei.store.schema import ENDED
 
 # ----------------------------------------------------------------------------------------------- usage
-# What accounts have used, in SQLite: one row for each account, resource and bucket of time.
+# One row per account, resource and bucket of time.
 
 
 def write_usage(db: sqlite3.Connection, changed: Iterable[UsageRow]) -> None:
-    """All of them in two statements; a row whose amount became 0 goes."""
+    """In two statements; a row with the amount 0 is deleted."""
     rows = [(json.dumps(row.path), row.resource, row.start_ms, row.width_ms, str(row.amount)) for row in changed]
-    gone = json.dumps([row[:3] for row in rows if row[4] == "0"])
+    deleted = json.dumps([row[:3] for row in rows if row[4] == "0"])
     db.execute(
         """DELETE FROM usage WHERE (path, resource, start_ms) IN
            (SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?))""",
-        (gone,),
+        (deleted,),
     )
     db.execute(
         """INSERT OR REPLACE INTO usage (path, resource, start_ms, width_ms, amount)
@@ -43,96 +43,93 @@ def write_usage(db: sqlite3.Connection, changed: Iterable[UsageRow]) -> None:
     )
 
 
-def read(db: sqlite3.Connection, suspects: Suspects) -> list[UsageRow]:
+def read_usage(db: sqlite3.Connection, suspects: Suspects) -> list[UsageRow]:
     found = fetch(db, "SELECT path, resource, start_ms, width_ms, amount FROM usage")
-    rows = suspects.read("usage", found, _row, lambda row: tuple(row[:3]))
+    rows = suspects.read("usage", found, _usage_row, lambda row: tuple(row[:3]))
     return sorted(rows, key=lambda row: (row.path, row.resource, row.start_ms))
 
 
-def _row(row: Sequence[Any]) -> UsageRow:
+def _usage_row(row: Sequence[Any]) -> UsageRow:
     path, resource, start_ms, width_ms, amount = row
     names = json.loads(path)
     if not isinstance(names, list) or not isinstance(resource, str) or not all(isinstance(name, str) for name in names):
         raise ValueError("not an account")
     if start_ms < 0 or width_ms <= 0:
-        raise ValueError("a time that cannot be")
+        raise ValueError("a time out of range")
     return UsageRow(tuple(names), resource, start_ms, width_ms, int(amount))
 
 
 # ----------------------------------------------------------------------------------------------------
 
-# SQLite takes 32,766 parameters in one statement; half of it keeps prepared statements small.
-_MOST_PARAMETERS = 16_384
+# SQLite accepts 32,766 parameters in a statement; half of it keeps prepared statements small.
+_MAX_PARAMETERS = 16_384
 _DAY_MS = 86_400_000
-# The index is named because SQLite, which does not know how many jobs there are, would rather sort all ended ones.
+# The index is named because SQLite, without statistics, would sort all ended jobs instead.
 TO_PRUNE = f"""SELECT json_group_array(json_array(id, state)) FROM
     (SELECT id, state FROM job INDEXED BY job_ended WHERE {ENDED} AND changed_ms < ? ORDER BY changed_ms, id LIMIT ?)"""  # noqa: S608 (a constant)
 
 
 def write(db: sqlite3.Connection, batch: Batch) -> None:
-    """Everything in `batch`. Conflict or NotFound leave the transaction half-done: the caller rolls back."""
-    moves: Counter[str] = Counter()
+    """Conflict and NotFound leave the transaction half done: the caller rolls back."""
+    states: Counter[str] = Counter()
     if batch.new_jobs:
         jobs = batch.new_jobs.values()
         _insert(db, "job", rows.JOB, map(rows.job_row, jobs))
-        _insert(db, "spec", ("job", "body"), ((job.id, rows.spec_text(job.spec)) for job in jobs))
-        moves.update(job.state for job in jobs)
+        _insert(db, "spec", ("job", "body"), ((job.id, rows.text(job.spec)) for job in jobs))
+        states.update(job.state for job in jobs)
         if edges := {(one.job, job.id) for job in jobs for one in job.spec.after.of if one.job}:
             _insert(db, "awaits", ("awaited", "job"), sorted(edges))
     if batch.jobs:
-        moves.subtract(_states_before(db, batch.jobs))
-        _update(db, "job", ("id",), rows.STANDING, map(rows.job_standing, batch.jobs.values()))
-        moves.update(job.state for job in batch.jobs.values())
+        states.subtract(_states_before(db, batch.jobs))
+        _update(db, "job", ("id",), rows.JOB_STATUS, map(rows.job_status, batch.jobs.values()))
+        states.update(job.state for job in batch.jobs.values())
     if batch.new_runs:
         _insert(db, "run", rows.RUN, map(rows.run_row, batch.new_runs.values()))
     if batch.runs:
-        standing = map(rows.run_standing, batch.runs.values())
-        if _update(db, "run", rows.RUN_KEY, rows.RUN_STANDING, standing) != len(batch.runs):
+        values = map(rows.run_status, batch.runs.values())
+        if _update(db, "run", rows.RUN_KEY, rows.RUN_STATUS, values) != len(batch.runs):
             raise NotFound("a run that was never stored cannot be changed")
     if batch.events:
         _insert(db, "event", rows.EVENT, map(rows.event_row, batch.events.values()))
     if batch.keys:
         _insert(db, "key", rows.KEY, map(rows.key_row, batch.keys.values()))
-    for overrides in batch.overrides.values():
-        db.execute("DELETE FROM mark WHERE node = ?", (overrides.node,))
-        if not overrides.empty:
-            db.execute("INSERT INTO mark (node, body) VALUES (?, ?)", (overrides.node, rows.overrides_text(overrides)))
+    _replace(db, "mark", "node", {one.node: None if one.empty else one for one in batch.overrides.values()})
     if batch.usage:
         write_usage(db, batch.usage.values())
     for name, body in batch.notes.items():
         db.execute("INSERT OR REPLACE INTO note (name, body) VALUES (?, ?)", (name, body))
     if batch.audits:
-        queries.write(db, batch.audits)
-    for kept in batch.periodics.values():
-        db.execute("DELETE FROM periodic WHERE name = ?", (kept.periodic.name,))
-        if not kept.deleted:
-            db.execute(
-                "INSERT INTO periodic (name, body) VALUES (?, ?)",
-                (kept.periodic.name, rows.periodic_text(kept.periodic)),
-            )
-    for saved in batch.reservations.values():
-        db.execute("DELETE FROM reservation WHERE name = ?", (saved.reservation.name,))
-        if not saved.deleted:
-            db.execute(
-                "INSERT INTO reservation (name, body) VALUES (?, ?)",
-                (saved.reservation.name, rows.reservation_text(saved.reservation)),
-            )
-    rows.move(db, moves)
+        queries.write_audit(db, batch.audits)
+    periodics = {name: None if save.deleted else save.periodic for name, save in batch.periodics.items()}
+    _replace(db, "periodic", "name", periodics)
+    reservations = {name: None if save.deleted else save.reservation for name, save in batch.reservations.items()}
+    _replace(db, "reservation", "name", reservations)
+    rows.change_counts(db, states)
+
+
+def _replace(db: sqlite3.Connection, table: str, key: str, values: Mapping[str, Any]) -> None:
+    """A row with a JSON body for each value; None deletes."""
+    for name, value in values.items():
+        db.execute(f"DELETE FROM {table} WHERE {key} = ?", (name,))  # noqa: S608 (constants)
+        if value is not None:
+            db.execute(f"INSERT INTO {table} ({key}, body) VALUES (?, ?)", (name, rows.text(value)))  # noqa: S608 (constants)
 
 
 def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobId]:
     """See `Store.prune`."""
     found = db.execute(TO_PRUNE, (ended_before_ms, limit)).fetchone()[0]
-    gone = [(job, state) for job, state in rows.rows_in(found)]
-    ids = rows.json_text([job for job, _ in gone])
+    pruned = rows.rows_in(found)
+    ids = rows.text([job for job, _ in pruned])
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job"), ("awaits", "awaited")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (ids,))  # noqa: S608 (constants)
-    rows.move(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
-    return [job for job, _ in gone]
+    removed: Counter[str] = Counter()
+    removed.subtract(state for _, state in pruned)
+    rows.change_counts(db, removed)
+    return [job for job, _ in pruned]
 
 
-def prune_loose(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
-    """See `Store.prune_loose`. Both come in order of time, so looking at the first few is enough."""
+def prune_unattached(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
+    """See `Store.prune_unattached`. Both tables are in order of time, so the first rows are the oldest."""
     events = db.execute(
         """DELETE FROM event WHERE seq IN (SELECT seq FROM
             (SELECT seq, at_ms FROM event WHERE job = 0 ORDER BY seq LIMIT ?) WHERE at_ms < ?)""",
@@ -148,12 +145,12 @@ def prune_loose(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
 
 
 def _states_before(db: sqlite3.Connection, jobs: dict[JobId, Any]) -> Counter[str]:
-    """How many of these jobs stand in each state; NotFound if one is not there at all."""
+    """The number of these jobs in each stored state; NotFound if one is not stored."""
     found = db.execute(
         """SELECT json_group_array(json_array(state, jobs)) FROM
             (SELECT state, count(*) AS jobs FROM json_each(?) AS wanted JOIN job ON job.id = wanted.value
              GROUP BY state)""",
-        (rows.json_text(list(jobs)),),
+        (rows.text(list(jobs)),),
     ).fetchone()[0]
     before = Counter(dict(rows.rows_in(found)))
     if before.total() != len(jobs):
@@ -177,7 +174,7 @@ def _update(
     columns: tuple[str, ...],
     values: Iterable[Sequence[Any]],
 ) -> int:
-    """How many rows were there to be changed. `columns` begin with those of `key`."""
+    """Returns the number of changed rows. `columns` starts with those of `key`."""
     return _in_chunks(db, _update_sql, table, key, columns, values)
 
 
@@ -189,11 +186,11 @@ def _in_chunks(
     columns: tuple[str, ...],
     values: Iterable[Sequence[Any]],
 ) -> int:
-    """Mostly two statements, whose sizes are powers of two: the largest that is filled, and one for the rest that is
-    padded with empty rows. So a handful of prepared statements serves batches of every size."""
+    """Mostly two statements, with sizes that are powers of two: the largest full one, and one for the rest, padded with
+    empty rows. So a few prepared statements serve batches of every size."""
     flat = list(chain.from_iterable(values))
     width = len(columns)
-    most = 1 << ((_MOST_PARAMETERS // width).bit_length() - 1)
+    most = 1 << ((_MAX_PARAMETERS // width).bit_length() - 1)
     left = len(flat) // width
     start = changed = 0
     while left:
@@ -218,7 +215,7 @@ def _insert_sql(table: str, key: tuple[str, ...], columns: tuple[str, ...], coun
 
 @lru_cache(maxsize=256)
 def _update_sql(table: str, key: tuple[str, ...], columns: tuple[str, ...], count: int, padded: bool) -> str:
-    """Padding needs no care here: an empty key equals none."""
+    """Padding is harmless: an empty key matches no row."""
     given = {column: f"given.column{number}" for number, column in enumerate(columns, start=1)}
     changes = ", ".join(f"{column} = {given[column]}" for column in columns if column not in key)
     same = " AND ".join(f"{table}.{column} = {given[column]}" for column in key)
