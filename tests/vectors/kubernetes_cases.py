@@ -17,7 +17,7 @@ import pytest
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.kube.api.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_builtins
-from hodei.kube.api.quantities import DEFAULT_REQUESTS, RequestOptions, resize_is_deferred
+from hodei.kube.api.quantities import DEFAULT_REQUESTS, RequestOptions
 from hodei.kube.scheduler import translate
 from hodei.kube.scheduler.selectors import SelectorSources, SpreadDefaults
 from hodei.kube.scheduler.translate import PodContext, PodInfo
@@ -199,7 +199,8 @@ def the_table(case: Case, *, scoring: bool = False) -> Table:
     here += [(pod["spec"]["nodeName"], pod) for pod in PODS.get(case["case"], ())]
     for name, plain in here:
         pod = from_builtins(plain, Pod)
-        if resize_is_deferred(wanted) and pod.metadata.uid == wanted.metadata.uid:
+        pending = wanted.condition("PodResizePending")
+        if pending is not None and pending.reason == "Deferred" and pod.metadata.uid == wanted.metadata.uid:
             continue  # what it holds is its own already
         resident = translate.pod(pod, cache)
         _place(table, table.row[name], resident.member, taken_out=TAKEN_OUT in case["case"])

@@ -77,7 +77,7 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
     for name, row in table.row.items():
         reasons = sorted(found.of_row(row))
         if case["plugin"] == "NodeName" and reasons:
-            reasons = [messages.NODE_NAME]
+            reasons = ["node(s) didn't match the requested node name"]
         refused = "Unschedulable" if found.preemptable[row] else "UnschedulableAndUnresolvable"
         out[name] = (refused if reasons else "Success", reasons)
     return out

@@ -364,7 +364,7 @@ def test_after_the_apiserver_was_killed_and_started_again_the_picture_is_right(p
 
 def test_an_apiserver_that_hangs_is_noticed_and_the_picture_is_right_when_it_goes_on(plane: Plane, cluster: Cluster):
     async def story() -> None:
-        async with reflecting(plane, pods_of(cluster), quiet_s=1.0) as (reflector, picture, api):
+        async with reflecting(plane, pods_of(cluster), idle_timeout_s=1.0) as (reflector, picture, api):
             await reflector.synced.wait()
             await begun(api)
             pid = plane.pid("kube-apiserver")

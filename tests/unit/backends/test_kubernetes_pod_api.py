@@ -35,7 +35,7 @@ def test_a_refusal_is_for_ever_for_now_or_nobody_knows(status, said, kind):
 
 
 def test_it_is_certain_that_nothing_arrived_only_if_nothing_was_sent():
-    sent = classify_refusal(ApiError(0, "Unreached", "no answer. Whether it was done is not known."))
+    sent = classify_refusal(ApiError(0, "Unreached", "no answer. It may or may not have been carried out."))
     unsent = classify_refusal(ApiError(0, "Unreached", "Name or service not known.", sent=False))
     assert isinstance(sent, InDoubt)
     assert isinstance(unsent, InDoubt)

@@ -22,7 +22,7 @@ from hodei.backends.kubernetes.manifest import END, FINALIZER, MAIN, pod_name
 from hodei.backends.kubernetes.runs import RunPod, StopCause
 from hodei.http_client import Unreached
 from hodei.kube.api.client import Api, ApiError
-from hodei.kube.api.objects import Meta, Quantity, Slim, decode
+from hodei.kube.api.objects import ApiStruct, Meta, Quantity, decode
 from hodei.kube.api.quantities import readable
 from hodei.kube.api.websocket import WebSocket
 from hodei.model.backend import ExecResult, NodeUsage
@@ -146,7 +146,7 @@ METRICS_PATH = "/apis/metrics.k8s.io/v1beta1/nodes"
 _MEASURED = (CPU, MEMORY)
 
 
-class _NodeMetrics(Slim, frozen=True):
+class _NodeMetrics(ApiStruct, frozen=True):
     metadata: Meta = field(default_factory=Meta)
     usage: Mapping[str, Quantity] = {}
 
@@ -332,7 +332,7 @@ class Logs(LogArchive):
 
 async def _chunks(api: Api, pod_path: str, limit: int) -> AsyncGenerator[bytes, None]:
     params = {"container": MAIN, "limitBytes": str(max(limit, 1))}
-    stream = api.stream(f"{pod_path}/log", params, lines=False, quiet_s=READ_TIMEOUT_S)
+    stream = api.stream(f"{pod_path}/log", params, lines=False, idle_timeout_s=READ_TIMEOUT_S)
     try:
         async for chunks in stream:
             for chunk in chunks:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from hodei.backends.kubernetes.manifest import END, MAIN, RUN, SUPERVISION, TIMEOUT, Supervision
-from hodei.kube.api.objects import Condition, Meta, Slim
+from hodei.kube.api.objects import ApiStruct, Condition, Meta
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
@@ -60,7 +60,7 @@ class StopCause(Struct, frozen=True, omit_defaults=True):
         return "; ".join(part for part in (self.reason, self.note) if part)
 
 
-class Terminated(Slim, frozen=True):
+class Terminated(ApiStruct, frozen=True):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
@@ -68,22 +68,22 @@ class Terminated(Slim, frozen=True):
     finished_at: str | None = None
 
 
-class Waiting(Slim, frozen=True):
+class Waiting(ApiStruct, frozen=True):
     reason: str = ""
     message: str = ""
 
 
-class Running(Slim, frozen=True):
+class Running(ApiStruct, frozen=True):
     started_at: str | None = None
 
 
-class ContainerState(Slim, frozen=True):
+class ContainerState(ApiStruct, frozen=True):
     waiting: Waiting | None = None
     running: Running | None = None
     terminated: Terminated | None = None
 
 
-class Container(Slim, frozen=True):
+class Container(ApiStruct, frozen=True):
     name: str = ""
     state: ContainerState = ContainerState()
     ready: bool = False
@@ -93,7 +93,7 @@ class DatedCondition(Condition, frozen=True):
     last_transition_time: str | None = None
 
 
-class Status(Slim, frozen=True):
+class Status(ApiStruct, frozen=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -107,12 +107,12 @@ class FullMeta(Meta, frozen=True):
     deletion_grace_period_seconds: int | None = None
 
 
-class Spec(Slim, frozen=True):
+class Spec(ApiStruct, frozen=True):
     node_name: str = ""
     active_deadline_seconds: int | None = None
 
 
-class RunPod(Slim, frozen=True, dict=True):
+class RunPod(ApiStruct, frozen=True, dict=True):
     """The part of our pods that shows the state of the run."""
 
     metadata: FullMeta = field(default_factory=FullMeta)

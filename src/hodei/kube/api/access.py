@@ -1,7 +1,7 @@
-"""Who we are and where the API is: a kubeconfig or a pod's service account, read by Kubernetes' own library.
+"""Address and credentials of a Kubernetes API: a kubeconfig or a pod's service account, read by the official client library.
 
-The library is imported when it is needed only: it takes most of a second. It reads files, runs plugins and renews tokens;
-this module asks it again when a file has changed, when a plugin's token runs out, or when the API says 401.
+The library is imported only when needed, because that takes most of a second. It reads files, runs plugins and renews tokens.
+It is called again when a file has changed, when a plugin's token expires, or when the API answers 401.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from msgspec import Struct
 from hodei.http_client import Origin
 from hodei.model.errors import InvalidInput
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_INSTALL = "Install Hodei with its Kubernetes part: pip install 'hodei[kubernetes]'"
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_INSTALL = "Install it with: pip install 'hodei[kubernetes]'"
 
 
 class Access(Struct, frozen=True):
-    """How to reach an API. All empty: $KUBECONFIG, ~/.kube/config, or the service account of the pod we run in.
+    """How to reach an API. All empty: $KUBECONFIG, ~/.kube/config, or the pod's service account.
 
-    `server` (with `ca_file` and `token_file`) names an API without any kubeconfig.
+    `server` (with `ca_file` and `token_file`) names an API without a kubeconfig.
     """
 
     kubeconfig: str = ""
@@ -38,21 +38,19 @@ class Access(Struct, frozen=True):
 
 
 class Credentials(Struct, frozen=True):
-    """What one reading gave."""
-
     server: str
     namespace: str
     origin: Origin
     prefix: str = ""
-    """A path before all paths, where the API is behind a gateway."""
+    """A path prefix, for an API behind a gateway."""
     authorization: str = ""
 
     def __repr__(self) -> str:
         return f"Credentials({self.server!r}, secrets not shown)"
 
 
-class Source:
-    """Reads the credentials of one `Access`, and says when they should be read again."""
+class CredentialSource:
+    """Reads the credentials of an `Access`, and renews them."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -61,49 +59,47 @@ class Source:
         self._stamps: dict[str, tuple[int, int, int]] = {}
 
     async def read(self) -> Credentials:
-        """All anew: files are read, plugins are run. Raises InvalidInput."""
+        """Read all files and run plugins. Raises InvalidInput."""
         self._loader = None
         access = self._access
         if access.server:
-            return self._plain(access)
+            return self._from_server_address(access)
         files = _kubeconfigs(access)
         if files:
             return await self._from_kubeconfig(files)
         if access.kubeconfig or access.context or not os.environ.get("KUBERNETES_SERVICE_HOST"):
             raise InvalidInput(
-                "No access to Kubernetes is configured: there is no kubeconfig"
-                + (f" {access.kubeconfig!r}" if access.kubeconfig else " in $KUBECONFIG or ~/.kube/config")
-                + ("" if access.kubeconfig else ", and this is not a pod of a cluster"),
+                "No access to Kubernetes is configured: no kubeconfig"
+                + (f" {access.kubeconfig!r} exists" if access.kubeconfig else " in $KUBECONFIG or ~/.kube/config")
+                + ("" if access.kubeconfig else ", and this process does not run in a pod"),
                 hint="Name a kubeconfig that `kubectl` works with (--kubeconfig FILE), or run as a pod with a service account.",
             )
         return self._in_cluster()
 
-    async def renewed(self) -> Credentials | None:
-        """New credentials if something has changed or runs out soon; None means that the old ones hold."""
-        if any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+    async def renew(self) -> Credentials | None:
+        """New credentials if a file has changed or a token expires; None if the old ones are still valid."""
+        if any(_file_stamp(path) != stamp for path, stamp in self._stamps.items()):
             return await self.read()
-        if self._loader is not None and self._expires():
-            before = self._secrets()
+        if self._loader is not None and self._can_expire():
+            before = self._secret_values()
             try:
                 await self._loader.load_and_set(self._configuration)
             except Exception as error:
                 raise InvalidInput(f"The credentials cannot be renewed: {error}") from error
-            if self._secrets() != before:
+            if self._secret_values() != before:
                 return self._from_configuration(self._configuration, self._namespace())
         return None
 
-    def _secrets(self) -> tuple[object, ...]:
+    def _secret_values(self) -> tuple[object, ...]:
         configuration = self._configuration
         return configuration.api_key.get("BearerToken"), configuration.cert_file, configuration.key_file
 
-    def _expires(self) -> bool:
+    def _can_expire(self) -> bool:
         return hasattr(self._loader, "exec_plugin_expiry") or self._loader.provider is not None
-
-    # ---------------------------------------------------------------------------------------- a kubeconfig
 
     async def _from_kubeconfig(self, files: list[str]) -> Credentials:
         config, client = _library()
-        self._stamps = {path: _stamp(path) for path in files}
+        self._stamps = {path: _file_stamp(path) for path in files}
         self._configuration = configuration = type.__call__(client.Configuration)
         try:
             self._loader = loader = await config.load_kube_config(
@@ -112,10 +108,10 @@ class Source:
                 client_configuration=configuration,
                 persist_config=False,
             )
-            if _asks_plugin(loader) and not hasattr(loader, "token") and not getattr(loader, "cert_file", None):
-                # The library only logs why a plugin failed; asked directly, it says.
-                await _library_plugin()(loader._user["exec"]).run()
-                raise InvalidInput("the plugin gave neither a token nor a certificate")
+            if _uses_exec_plugin(loader) and not hasattr(loader, "token") and not getattr(loader, "cert_file", None):
+                # The library only logs why a plugin failed; a direct call raises it.
+                await _exec_provider()(loader._user["exec"]).run()
+                raise InvalidInput("the plugin returned neither a token nor a certificate")
         except Exception as error:
             raise InvalidInput(
                 f"The kubeconfig {' '.join(files)} cannot be used: {error}",
@@ -124,46 +120,46 @@ class Source:
         user = loader._user.value if loader._user is not None else {}
         for key in ("tokenFile", "client-certificate", "client-key"):
             if user.get(key):
-                self._watch(str(user[key]), files)
+                self._track_file(str(user[key]), files)
         if loader._cluster.value.get("certificate-authority"):
-            self._watch(str(loader._cluster.value["certificate-authority"]), files)
+            self._track_file(str(loader._cluster.value["certificate-authority"]), files)
         return self._from_configuration(configuration, self._namespace())
 
-    def _watch(self, path: str, files: list[str]) -> None:
+    def _track_file(self, path: str, files: list[str]) -> None:
         for base in files:
             full = str(Path(base).parent / Path(path).expanduser())
             if os.path.exists(full):
-                self._stamps[full] = _stamp(full)
+                self._stamps[full] = _file_stamp(full)
                 return
 
     def _namespace(self) -> str:
         context: dict[str, Any] = self._loader.current_context.get("context", {})
         return self._access.namespace or str(context.get("namespace") or "default")
 
-    # ---------------------------------------------------------------------------------------- a pod, or plain words
-
     def _in_cluster(self) -> Credentials:
         config, client = _library()
         configuration = type.__call__(client.Configuration)
         try:
             config.load_incluster_config(configuration, try_refresh_token=False)
-            namespace = (_ACCOUNT / "namespace").read_text().strip()
+            namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
         except (config.ConfigException, OSError) as error:
             raise InvalidInput(
                 f"The service account of this pod cannot be used: {error}",
-                hint="Let the pod have one (automountServiceAccountToken), or name a kubeconfig.",
+                hint="Set automountServiceAccountToken for the pod, or name a kubeconfig.",
             ) from error
-        self._stamps = {str(path): _stamp(str(path)) for path in (_ACCOUNT / "token", _ACCOUNT / "ca.crt")}
+        self._stamps = {
+            str(path): _file_stamp(str(path)) for path in (_SERVICE_ACCOUNT / "token", _SERVICE_ACCOUNT / "ca.crt")
+        }
         return self._from_configuration(configuration, self._access.namespace or namespace)
 
-    def _plain(self, access: Access) -> Credentials:
+    def _from_server_address(self, access: Access) -> Credentials:
         token = ""
         try:
             if access.token_file:
                 token = Path(access.token_file).read_text().strip()
         except OSError as error:
             raise InvalidInput(f"The token file {access.token_file!r} cannot be read: {error.strerror}") from error
-        self._stamps = {path: _stamp(path) for path in (access.token_file, access.ca_file) if path}
+        self._stamps = {path: _file_stamp(path) for path in (access.token_file, access.ca_file) if path}
         return _credentials(
             access.server.rstrip("/"), access.namespace or "default", f"Bearer {token}" if token else "",
             ca_file=access.ca_file,
@@ -173,7 +169,7 @@ class Source:
         return _credentials(
             configuration.host,
             namespace,
-            # A file's last newline belongs to the file, not to the token.
+            # Without the file's last newline.
             str(configuration.api_key.get("BearerToken") or "").strip(),
             ca_file=configuration.ssl_ca_cert or "",
             certificate=configuration.cert_file or "",
@@ -188,17 +184,17 @@ def _library() -> tuple[Any, Any]:
     try:
         from kubernetes.aio import client, config
     except ImportError as error:
-        raise InvalidInput(f"Kubernetes' library is missing: {error}", hint=_INSTALL) from error
+        raise InvalidInput(f"The Kubernetes client library is not installed: {error}", hint=_INSTALL) from error
     return config, client
 
 
-def _library_plugin() -> Any:
+def _exec_provider() -> Any:
     from kubernetes.aio.config.exec_provider import ExecProvider
 
     return ExecProvider
 
 
-def _asks_plugin(loader: Any) -> bool:
+def _uses_exec_plugin(loader: Any) -> bool:
     return loader._user is not None and "exec" in loader._user and loader.provider is None
 
 
@@ -208,7 +204,7 @@ def _kubeconfigs(access: Access) -> list[str]:
     return [path for path in paths if os.path.isfile(path)]
 
 
-def _stamp(path: str) -> tuple[int, int, int]:
+def _file_stamp(path: str) -> tuple[int, int, int]:
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return found.st_mtime_ns, found.st_ino, found.st_size
@@ -226,7 +222,7 @@ def _credentials(
     if parts.scheme == "https":
         try:
             tls = ssl.create_default_context(cafile=ca_file or None)
-            # Clusters' own authorities are rarely as exact as Python 3.13 asks for by default.
+            # Certificates of clusters often fail the strict checks that are the default since Python 3.13.
             tls.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", ssl.VerifyFlags(0))
             tls.set_alpn_protocols(["http/1.1"])
             if not verify:

@@ -1,7 +1,7 @@
-"""Who leads: one of several equal processes, by a Lease that is written only over the version that was read.
+"""Leader election with a Lease, which is only written over the version that was read.
 
-Clocks of two machines are never compared: a lease has run out when *we* have seen it unchanged for as long as it lasts, by our
-own monotonic clock. A leader that could not renew steps down (`lost`) before anybody else may take over.
+Clocks of two machines are never compared: a lease has expired when this process has seen it unchanged for its whole duration,
+by its own monotonic clock. A leader that cannot renew gives up (`lost`) before another may take over.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _utc() -> datetime.datetime:
 
 
 class Leadership:
-    """One contender. `run` stands for election until the lead is lost or released; then this object is spent.
+    """One candidate. `run` takes part in the election until the lead is lost or released; the object cannot be used again.
 
-    `acquired` is set when we lead. `lost` is set when we led and do not any more, also after `release`: whoever acts as the leader
-    must have stopped when it is set, and there are `lasts_s - renew_within_s` seconds between it and the next leader's start.
+    `acquired` is set when this process leads. `lost` is set when it does not lead any more, also after `release`: it must stop acting as
+    the leader at once. The next leader starts `lease_s - renew_within_s` seconds later at the earliest.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Leadership:
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime.datetime] = _utc,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
-        """`identity` must differ between contenders, also between two lives on one host. `now` is written down, never read."""
+        """`identity` must be unique, also across restarts on one host. `now` is only written, never compared."""
         self.acquired = asyncio.Event()
         self.lost = asyncio.Event()
         self.holder = ""
@@ -58,11 +58,11 @@ class Leadership:
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
         self._on_lost = on_lost
         self._lease_s, self._renew_within_s, self._renew_every_s = lease_s, renew_within_s, renew_every_s
-        self._monotonic, self._now, self._sleep, self._chance = monotonic, now, sleep, chance
+        self._monotonic, self._now, self._sleep, self._random_fraction = monotonic, now, sleep, random_fraction
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._lease: dict[str, Any] | None = None
-        self._seen: tuple[str, str] = ("", "")
-        self._seen_at = self._anothers_until = 0.0
+        self._observed: tuple[str, str] = ("", "")
+        self._observed_at = self._held_until = 0.0
         self._writing = asyncio.Lock()
         self._released = False
 
@@ -71,63 +71,61 @@ class Leadership:
         return self.acquired.is_set() and not self.lost.is_set()
 
     async def run(self) -> None:
-        while not self._released and not await self._try(self._take):
-            # Contenders that wait in step would collide in step.
-            await self._sleep(self._renew_every_s * (1 + 0.2 * self._chance()))
+        while not self._released and not await self._attempt(self._acquire):
+            # Candidates that wait in step would collide in step.
+            await self._sleep(self._renew_every_s * (1 + 0.2 * self._random_fraction()))
         if self._released:
             return
-        _log.info("%s leads by the lease %s/%s", self._identity, self._namespace, self._name)
+        _log.info("%s holds the lease %s/%s and leads", self._identity, self._namespace, self._name)
         self.acquired.set()
-        await self._keep()
+        await self._renew_until_lost()
 
     async def release(self) -> None:
-        """Gives the lead back so that the next may have it at once, or stops standing for it. Never raises ApiError."""
+        """Release the lease so that another can take it at once, or leave the election. Never raises ApiError."""
         self._released = True
-        led = self.leads
-        self._step_down("it was given back")
-        if not led:
+        was_leader = self.leads
+        self._lose("it was released")
+        if not was_leader:
             return
         async with self._writing:
             try:
                 async with asyncio.timeout(self._renew_within_s):
                     await self._write("", lease_s=1)
             except (ApiError, TimeoutError) as error:
-                _log.warning("The lease %s could not be given back and will run out by itself: %s", self._name, error)
+                _log.warning("The lease %s could not be released and will expire: %s", self._name, error)
 
-    # ---------------------------------------------------------------------------------------- leading
-
-    async def _keep(self) -> None:
+    async def _renew_until_lost(self) -> None:
         renewed = self._monotonic()
         while self.leads:
             await self._sleep(self._renew_every_s)
             if not self.leads:
                 return
-            left = renewed + self._renew_within_s - self._monotonic()
+            remaining_s = renewed + self._renew_within_s - self._monotonic()
             began = self._monotonic()
             try:
-                async with asyncio.timeout(max(left, 0.01)):
-                    kept = await self._try(self._renew)
+                async with asyncio.timeout(max(remaining_s, 0.01)):
+                    renewed_now = await self._attempt(self._renew)
             except TimeoutError:
-                kept = None
-            if kept:
-                renewed = began  # when it was asked for, not when it was answered: the others count from before that
-            elif kept is False and self.leads:
-                self._step_down(f"{self.holder or 'somebody'} holds it")
+                renewed_now = None
+            if renewed_now:
+                renewed = began  # the time of the request, not of the response: others count from before that
+            elif renewed_now is False and self.leads:
+                self._lose(f"{self.holder or 'another process'} holds it")
             elif self._monotonic() - renewed >= self._renew_within_s:
-                self._step_down(f"it could not be renewed for {self._renew_within_s:g} s: {self.problem}")
+                self._lose(f"it could not be renewed for {self._renew_within_s:g} s: {self.problem}")
 
-    def _step_down(self, why: str) -> None:
+    def _lose(self, why: str) -> None:
         if not self.leads:
             return
-        _log.warning("%s leads no more by the lease %s/%s: %s", self._identity, self._namespace, self._name, why)
+        _log.warning("%s has lost the lease %s/%s: %s", self._identity, self._namespace, self._name, why)
         self.lost.set()
         if self._on_lost is not None:
             self._on_lost()
 
     # ---------------------------------------------------------------------------------------- the lease
 
-    async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool | None:
-        """True: it is ours. False: it is another's. None: not known."""
+    async def _attempt(self, step: Callable[[], Awaitable[bool]]) -> bool | None:
+        """True: this process holds it. False: another does. None: unknown."""
         async with self._writing:
             if self._released:
                 return None
@@ -135,12 +133,12 @@ class Leadership:
                 ours = await step()
             except ApiError as error:
                 if error.status == 409:
-                    return None if self.leads else False  # somebody wrote in between: read before judging
+                    return None if self.leads else False  # written by another in between: read it first
                 self.problem = f"{error.message} {error.hint}".strip()
                 if error.status in (401, 403):
                     _log.warning("The lease %s/%s: %s", self._namespace, self._name, self.problem)
                 return None
-            except Exception as error:  # a lease that says what no lease says; the election goes on
+            except Exception as error:  # a malformed lease must not end the election
                 self.problem = (
                     f"The lease {self._namespace}/{self._name} cannot be read: {type(error).__name__}: {error}"
                 )
@@ -149,28 +147,28 @@ class Leadership:
             self.problem = ""
             return ours
 
-    async def _take(self) -> bool:
+    async def _acquire(self) -> bool:
         if not await self._read():
-            if self._monotonic() < self._anothers_until:
-                return False  # somebody deleted it; its leader may lead still, and makes it anew
-            await self._make()
+            if self._monotonic() < self._held_until:
+                return False  # deleted; its holder may still lead, and creates it again
+            await self._create()
             return True
         if self.holder not in ("", self._identity):
-            self._anothers_until = self._seen_at + self._their_time()
-            if self._monotonic() < self._anothers_until:
+            self._held_until = self._observed_at + self._holder_lease_s()
+            if self._monotonic() < self._held_until:
                 return False
         await self._write(self._identity, lease_s=self._lease_s)
         return True
 
-    async def _make(self) -> None:
-        """409 if there is one."""
+    async def _create(self) -> None:
+        """ApiError 409 if it exists."""
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": {
-                **self._claim(self._identity, self._lease_s),
-                "acquireTime": self._stamp(),
+                **self._holder_fields(self._identity, self._lease_s),
+                "acquireTime": self._timestamp(),
                 "leaseTransitions": 0,
             },
         }
@@ -178,7 +176,7 @@ class Leadership:
         self._lease, self.holder = msgspec.json.decode(answer), self._identity
 
     async def _renew(self) -> bool:
-        """Over the version that we wrote last; only if that is not the newest any more it is read first."""
+        """Write over the last version; read it first only if it has changed."""
         try:
             await self._write(self._identity, lease_s=self._lease_s)
             return True
@@ -186,8 +184,8 @@ class Leadership:
             if error.status not in (404, 409):
                 raise
         if not await self._read():
-            _log.warning("The lease %s/%s was deleted; it is made again", self._namespace, self._name)
-            await self._make()  # 409: another was quicker, and the next look tells who
+            _log.warning("The lease %s/%s was deleted; it is created again", self._namespace, self._name)
+            await self._create()  # 409: another was faster, and the next attempt shows who
             return True
         if self.holder != self._identity:
             return False
@@ -195,7 +193,7 @@ class Leadership:
         return True
 
     async def _read(self) -> bool:
-        """Looks at it; False if there is none."""
+        """False if it does not exist."""
         try:
             lease = msgspec.json.decode(await self._api.request("GET", f"{self._collection}/{self._name}", timeout_s=5))
         except ApiError as error:
@@ -206,30 +204,30 @@ class Leadership:
         self._lease = lease
         spec = lease.get("spec") or {}
         self.holder = spec.get("holderIdentity") or ""
-        seen = (lease["metadata"]["uid"], lease["metadata"]["resourceVersion"])
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, self._monotonic()
+        observed = (lease["metadata"]["uid"], lease["metadata"]["resourceVersion"])
+        if observed != self._observed:
+            self._observed, self._observed_at = observed, self._monotonic()
         return True
 
-    def _their_time(self) -> float:
+    def _holder_lease_s(self) -> float:
         spec = (self._lease or {}).get("spec") or {}
         return float(spec.get("leaseDurationSeconds") or self._lease_s)
 
     async def _write(self, holder: str, *, lease_s: int) -> None:
-        """Over the version that was read or written last: 409 if that is not the newest."""
+        """Write over the last version that was read or written: 409 if it has changed."""
         assert self._lease is not None
         spec = dict(self._lease.get("spec") or {})
         if holder and holder != (spec.get("holderIdentity") or ""):
-            spec["acquireTime"] = self._stamp()
+            spec["acquireTime"] = self._timestamp()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
-        body = {**self._lease, "spec": {**spec, **self._claim(holder, lease_s)}}
+        body = {**self._lease, "spec": {**spec, **self._holder_fields(holder, lease_s)}}
         answer = await self._api.request(
             "PUT", f"{self._collection}/{self._name}", msgspec.json.encode(body), timeout_s=5
         )
         self._lease, self.holder = msgspec.json.decode(answer), holder
 
-    def _claim(self, holder: str, lease_s: int) -> dict[str, Any]:
-        return {"holderIdentity": holder, "leaseDurationSeconds": lease_s, "renewTime": self._stamp()}
+    def _holder_fields(self, holder: str, lease_s: int) -> dict[str, Any]:
+        return {"holderIdentity": holder, "leaseDurationSeconds": lease_s, "renewTime": self._timestamp()}
 
-    def _stamp(self) -> str:
+    def _timestamp(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,6 +1,6 @@
-"""Kubernetes' objects as far as scheduling reads them, decoded straight from the API's JSON; other fields are skipped.
+"""Kubernetes' objects, with the fields that scheduling reads. Other fields are skipped while decoding.
 
-Names are those of the API in our spelling (`node_selector` for `nodeSelector`). Storage is in `storage_objects`.
+Field names are those of the API in snake case (`node_selector` for `nodeSelector`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-class Slim(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The base of all of them."""
+class ApiStruct(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The base of all objects."""
 
 
-class Owner(Slim, frozen=True):
+class OwnerReference(ApiStruct, frozen=True):
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -29,7 +29,7 @@ class Owner(Slim, frozen=True):
     api_version: str = ""
 
 
-class Meta(Slim, frozen=True):
+class Meta(ApiStruct, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -37,18 +37,18 @@ class Meta(Slim, frozen=True):
     annotations: dict[str, str] = {}
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
-    owner_references: tuple[Owner, ...] = ()
+    owner_references: tuple[OwnerReference, ...] = ()
     resource_version: str = ""
     generation: int = 0
 
 
-class Expression(Slim, frozen=True):
+class Expression(ApiStruct, frozen=True):
     key: str = ""
     operator: str = ""
     values: tuple[str, ...] = ()
 
 
-class LabelSelector(Slim, frozen=True):
+class LabelSelector(ApiStruct, frozen=True):
     match_labels: dict[str, str] = {}
     match_expressions: tuple[Expression, ...] = ()
 
@@ -56,26 +56,26 @@ class LabelSelector(Slim, frozen=True):
 # ------------------------------------------------------------------------------------------------ affinity
 
 
-class NodeSelectorTerm(Slim, frozen=True):
+class NodeSelectorTerm(ApiStruct, frozen=True):
     match_expressions: tuple[Expression, ...] = ()
     match_fields: tuple[Expression, ...] = ()
 
 
-class NodeSelector(Slim, frozen=True):
+class NodeSelector(ApiStruct, frozen=True):
     node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
 
 
-class PreferredNodes(Slim, frozen=True):
+class PreferredSchedulingTerm(ApiStruct, frozen=True):
     weight: int = 0
     preference: NodeSelectorTerm = NodeSelectorTerm()
 
 
-class NodeAffinity(Slim, frozen=True):
+class NodeAffinity(ApiStruct, frozen=True):
     required: NodeSelector | None = field(default=None, name=_REQUIRED)
-    preferred: tuple[PreferredNodes, ...] = field(default=(), name=_PREFERRED)
+    preferred: tuple[PreferredSchedulingTerm, ...] = field(default=(), name=_PREFERRED)
 
 
-class PodAffinityTerm(Slim, frozen=True):
+class PodAffinityTerm(ApiStruct, frozen=True):
     topology_key: str = ""
     label_selector: LabelSelector | None = None
     namespaces: tuple[str, ...] = ()
@@ -84,23 +84,23 @@ class PodAffinityTerm(Slim, frozen=True):
     mismatch_label_keys: tuple[str, ...] = ()
 
 
-class PreferredPods(Slim, frozen=True):
+class WeightedPodAffinityTerm(ApiStruct, frozen=True):
     weight: int = 0
     pod_affinity_term: PodAffinityTerm = PodAffinityTerm()
 
 
-class PodAffinity(Slim, frozen=True):
+class PodAffinity(ApiStruct, frozen=True):
     required: tuple[PodAffinityTerm, ...] = field(default=(), name=_REQUIRED)
-    preferred: tuple[PreferredPods, ...] = field(default=(), name=_PREFERRED)
+    preferred: tuple[WeightedPodAffinityTerm, ...] = field(default=(), name=_PREFERRED)
 
 
-class Affinity(Slim, frozen=True):
+class Affinity(ApiStruct, frozen=True):
     node_affinity: NodeAffinity = NodeAffinity()
     pod_affinity: PodAffinity = PodAffinity()
     pod_anti_affinity: PodAffinity = PodAffinity()
 
 
-class Toleration(Slim, frozen=True):
+class Toleration(ApiStruct, frozen=True):
     key: str = ""
     operator: str = ""
     value: str = ""
@@ -108,7 +108,7 @@ class Toleration(Slim, frozen=True):
     toleration_seconds: int | None = None
 
 
-class TopologySpread(Slim, frozen=True):
+class TopologySpread(ApiStruct, frozen=True):
     topology_key: str = ""
     max_skew: int = 1
     when_unsatisfiable: str = ""
@@ -122,24 +122,23 @@ class TopologySpread(Slim, frozen=True):
 # ------------------------------------------------------------------------------------------------ pods
 
 
-class ClaimRef(Slim, frozen=True):
+class ClaimRef(ApiStruct, frozen=True):
     name: str = ""
 
 
-class ResourceRequirements(Slim, frozen=True):
+class ResourceRequirements(ApiStruct, frozen=True):
     requests: Quantities = {}
     limits: Quantities = {}
     claims: tuple[ClaimRef, ...] = ()
 
 
-class Port(Slim, frozen=True):
+class Port(ApiStruct, frozen=True):
     host_port: int = 0
-    container_port: int = 0
     protocol: str = ""
     host_ip: str = field(default="", name="hostIP")
 
 
-class Container(Slim, frozen=True):
+class Container(ApiStruct, frozen=True):
     name: str = ""
     image: str = ""
     resources: ResourceRequirements = ResourceRequirements()
@@ -147,26 +146,23 @@ class Container(Slim, frozen=True):
     restart_policy: str = ""
 
 
-class ClaimSource(Slim, frozen=True):
+class ClaimSource(ApiStruct, frozen=True):
     claim_name: str = ""
-    read_only: bool = False
 
 
-class Disk(Slim, frozen=True):
-    """A disk that is named in the pod itself, of any of the kinds that cannot be shared: their names for the same thing."""
+class Disk(ApiStruct, frozen=True):
+    """A disk named in the pod, of any kind that cannot be shared; each kind uses some of the fields."""
 
     pd_name: str = ""
     volume_id: str = field(default="", name="volumeID")
     iqn: str = ""
-    lun: int = 0
-    target_portal: str = ""
     monitors: tuple[str, ...] = ()
     image: str = ""
     pool: str = ""
     read_only: bool = False
 
 
-class PodVolume(Slim, frozen=True):
+class PodVolume(ApiStruct, frozen=True):
     name: str = ""
     persistent_volume_claim: ClaimSource | None = None
     ephemeral: dict[str, Any] | None = None
@@ -176,25 +172,25 @@ class PodVolume(Slim, frozen=True):
     rbd: Disk | None = None
 
 
-class Gate(Slim, frozen=True):
+class SchedulingGate(ApiStruct, frozen=True):
     name: str = ""
 
 
-class ResourceClaim(Slim, frozen=True):
+class ResourceClaim(ApiStruct, frozen=True):
     name: str = ""
 
 
-class SchedulingGroup(Slim, frozen=True):
+class SchedulingGroup(ApiStruct, frozen=True):
     pod_group_name: str | None = None
 
 
-class WorkloadRef(Slim, frozen=True):
+class WorkloadRef(ApiStruct, frozen=True):
     name: str = ""
     pod_group: str = ""
     pod_group_replica_key: str = ""
 
 
-class PodSpec(Slim, frozen=True):
+class PodSpec(ApiStruct, frozen=True):
     scheduler_name: str = ""
     node_name: str = ""
     containers: tuple[Container, ...] = ()
@@ -205,7 +201,7 @@ class PodSpec(Slim, frozen=True):
     affinity: Affinity = Affinity()
     tolerations: tuple[Toleration, ...] = ()
     topology_spread_constraints: tuple[TopologySpread, ...] = ()
-    scheduling_gates: tuple[Gate, ...] = ()
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
     priority: int | None = None
     priority_class_name: str = ""
     preemption_policy: str = ""
@@ -213,36 +209,33 @@ class PodSpec(Slim, frozen=True):
     resource_claims: tuple[ResourceClaim, ...] = ()
     active_deadline_seconds: int | None = None
     termination_grace_period_seconds: int | None = None
-    host_network: bool = False
     scheduling_group: SchedulingGroup | None = None
     workload_ref: WorkloadRef | None = None
 
 
-class Condition(Slim, frozen=True):
+class Condition(ApiStruct, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class ContainerStatus(Slim, frozen=True):
+class ContainerStatus(ApiStruct, frozen=True):
     name: str = ""
     allocated_resources: Quantities = {}
     resources: ResourceRequirements | None = None
 
 
-class PodStatus(Slim, frozen=True):
+class PodStatus(ApiStruct, frozen=True):
     phase: str = ""
     conditions: tuple[Condition, ...] = ()
     nominated_node_name: str = ""
     start_time: str | None = None
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
-    allocated_resources: Quantities = {}
-    resources: ResourceRequirements | None = None
 
 
-class Pod(Slim, frozen=True):
+class Pod(ApiStruct, frozen=True):
     metadata: Meta = Meta()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
@@ -256,83 +249,77 @@ class Pod(Slim, frozen=True):
 
     @property
     def terminal(self) -> bool:
-        """It holds nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
 
 
-# ------------------------------------------------------------------------------------------------ the rest
-
-
-class Taint(Slim, frozen=True):
+class Taint(ApiStruct, frozen=True):
     key: str = ""
     value: str = ""
     effect: str = ""
 
 
-class NodeSpec(Slim, frozen=True):
+class NodeSpec(ApiStruct, frozen=True):
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
-    provider_id: str = field(default="", name="providerID")
 
 
-class Image(Slim, frozen=True):
+class Image(ApiStruct, frozen=True):
     names: tuple[str, ...] = ()
     size_bytes: int = 0
 
 
-class NodeStatus(Slim, frozen=True):
+class NodeStatus(ApiStruct, frozen=True):
     allocatable: Quantities = {}
-    capacity: Quantities = {}
     conditions: tuple[Condition, ...] = ()
     images: tuple[Image, ...] = ()
 
 
-class Node(Slim, frozen=True):
+class Node(ApiStruct, frozen=True):
     metadata: Meta = Meta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
-class Namespace(Slim, frozen=True):
+class Namespace(ApiStruct, frozen=True):
     metadata: Meta = Meta()
 
 
-class PriorityClass(Slim, frozen=True):
+class PriorityClass(ApiStruct, frozen=True):
     metadata: Meta = Meta()
     value: int = 0
     global_default: bool = False
     preemption_policy: str = ""
 
 
-class BudgetSpec(Slim, frozen=True):
+class BudgetSpec(ApiStruct, frozen=True):
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(Slim, frozen=True):
+class BudgetStatus(ApiStruct, frozen=True):
     disruptions_allowed: int = 0
     disrupted_pods: dict[str, str] = {}
 
 
-class PodDisruptionBudget(Slim, frozen=True):
+class PodDisruptionBudget(ApiStruct, frozen=True):
     metadata: Meta = Meta()
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
 
 
-class Service(Slim, frozen=True):
-    """A service, or a replication controller: whoever picks pods by plain labels."""
+class Service(ApiStruct, frozen=True):
+    """A Service or ReplicationController: it selects pods by plain labels."""
 
-    class Spec(Slim, frozen=True):
+    class Spec(ApiStruct, frozen=True):
         selector: dict[str, str] = {}
 
     metadata: Meta = Meta()
     spec: Spec = Spec()
 
 
-class Workload(Slim, frozen=True):
-    """A replica set, a stateful set or a job: whoever makes pods and picks them by a selector, and how many it wants."""
+class Workload(ApiStruct, frozen=True):
+    """A ReplicaSet, StatefulSet or Job: it creates pods, selects them, and defines their number."""
 
-    class Spec(Slim, frozen=True):
+    class Spec(ApiStruct, frozen=True):
         selector: LabelSelector | None = None
         replicas: int | None = None
         pod_management_policy: str = ""
@@ -344,7 +331,7 @@ class Workload(Slim, frozen=True):
 
 
 def decode(data: bytes | str, kind: type[_T]) -> _T:
-    """An object from its JSON. A null where a list or a map belongs counts as absent: Go writes one for an empty list."""
+    """Decode an object from JSON. A null instead of a list or map counts as absent: Go writes it for an empty list."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
@@ -352,7 +339,7 @@ def decode(data: bytes | str, kind: type[_T]) -> _T:
 
 
 def from_builtins(value: Any, kind: type[_T]) -> _T:
-    """The same from what was decoded already."""
+    """The same from Python values."""
     return msgspec.convert(_without_nulls(value), type=kind)
 
 
@@ -365,37 +352,35 @@ def _without_nulls(value: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------- group objects
-# Everybody's objects for groups of pods, as far as scheduling reads them. Versions of these APIs come and go: only
-# fields that stayed are read, and a group of any version decodes.
+# Pod groups of several projects. Only fields that exist in all versions of these APIs are read.
 
 
-class GangPolicy(Slim, frozen=True):
+class GangPolicy(ApiStruct, frozen=True):
     min_count: int = 1
 
 
-class Policy(Slim, frozen=True):
-    """Kubernetes' own: a group is a gang, or (basic) its pods go one by one."""
+class Policy(ApiStruct, frozen=True):
+    """Kubernetes' own: a group is a gang, or (basic) its pods are scheduled one by one."""
 
     gang: GangPolicy | None = None
 
 
-class TopologyConstraint(Slim, frozen=True):
+class TopologyConstraint(ApiStruct, frozen=True):
     key: str = ""
 
 
-class Constraints(Slim, frozen=True):
+class Constraints(ApiStruct, frozen=True):
     topology: tuple[TopologyConstraint, ...] = ()
 
 
-class GroupSpec(Slim, frozen=True):
+class GroupSpec(ApiStruct, frozen=True):
     scheduling_policy: Policy = Policy()
     scheduling_constraints: Constraints = Constraints()
     disruption_mode: dict[str, object] | str | None = None
-    priority_class_name: str = ""
     parent_composite_pod_group_name: str | None = None
 
 
-class GroupCondition(Slim, frozen=True):
+class GroupCondition(ApiStruct, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -403,10 +388,10 @@ class GroupCondition(Slim, frozen=True):
     last_transition_time: str | None = None
 
 
-class PodGroup(Slim, frozen=True):
-    """`scheduling.k8s.io` PodGroup, from 1.36 on."""
+class PodGroup(ApiStruct, frozen=True):
+    """`scheduling.k8s.io` PodGroup, since 1.36."""
 
-    class Status(Slim, frozen=True):
+    class Status(ApiStruct, frozen=True):
         conditions: tuple[GroupCondition, ...] = ()
 
     metadata: Meta = Meta()
@@ -414,40 +399,36 @@ class PodGroup(Slim, frozen=True):
     status: Status = Status()
 
 
-class PartOfWorkload(Slim, frozen=True):
+class WorkloadPodGroup(ApiStruct, frozen=True):
     name: str = ""
     policy: Policy = Policy()
 
 
-class WorkloadSpec(Slim, frozen=True):
-    pod_groups: tuple[PartOfWorkload, ...] = ()
+class WorkloadSpec(ApiStruct, frozen=True):
+    pod_groups: tuple[WorkloadPodGroup, ...] = ()
 
 
-class GroupedWorkload(Slim, frozen=True):
-    """`scheduling.k8s.io` Workload, as in 1.35: groups by name inside it."""
+class GroupedWorkload(ApiStruct, frozen=True):
+    """`scheduling.k8s.io` Workload of 1.35, which contains its groups."""
 
     metadata: Meta = Meta()
     spec: WorkloadSpec = WorkloadSpec()
 
 
-class MemberSpec(Slim, frozen=True):
+class MemberSpec(ApiStruct, frozen=True):
     min_member: int = 0
     schedule_timeout_seconds: int | None = None
     min_task_member: dict[str, int] = {}
     queue: str = ""
-    priority_class_name: str = ""
 
 
-class MemberStatus(Slim, frozen=True):
+class MemberStatus(ApiStruct, frozen=True):
     phase: str = ""
-    running: int = 0
-    succeeded: int = 0
-    failed: int = 0
     schedule_start_time: str | None = None
     conditions: tuple[GroupCondition, ...] = ()
 
 
-class MemberGroup(Slim, frozen=True):
+class MemberGroup(ApiStruct, frozen=True):
     """The PodGroup of scheduler-plugins (`scheduling.x-k8s.io`) or of Volcano (`scheduling.volcano.sh`)."""
 
     metadata: Meta = Meta()
@@ -455,15 +436,14 @@ class MemberGroup(Slim, frozen=True):
     status: MemberStatus = MemberStatus()
 
 
-class TaskGroup(Slim, frozen=True):
-    """One of YuniKorn's, as written in a pod's annotation."""
+class TaskGroup(ApiStruct, frozen=True):
+    """A task group of YuniKorn, from a pod's annotation."""
 
     name: str = ""
     min_member: int = 0
 
 
 # ------------------------------------------------------------------------------------- storage objects
-# Claims, volumes, classes and drivers of Kubernetes, as far as scheduling reads them.
 
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
@@ -473,7 +453,7 @@ BOUND_BY_US = "pv.kubernetes.io/bound-by-controller"
 BETA_CLASS = "volume.beta.kubernetes.io/storage-class"
 
 
-class ClaimSpec(Slim, frozen=True):
+class ClaimSpec(ApiStruct, frozen=True):
     volume_name: str = ""
     storage_class_name: str | None = None
     access_modes: tuple[str, ...] = ()
@@ -482,10 +462,10 @@ class ClaimSpec(Slim, frozen=True):
     selector: LabelSelector | None = None
 
 
-class Claim(Slim, frozen=True):
+class Claim(ApiStruct, frozen=True):
     """A PersistentVolumeClaim."""
 
-    class Status(Slim, frozen=True):
+    class Status(ApiStruct, frozen=True):
         phase: str = ""
 
     metadata: Meta = Meta()
@@ -501,35 +481,35 @@ class Claim(Slim, frozen=True):
         return self.metadata.annotations.get(BETA_CLASS) or self.spec.storage_class_name or ""
 
 
-class CsiSource(Slim, frozen=True):
+class CsiSource(ApiStruct, frozen=True):
     driver: str = ""
     volume_handle: str = ""
 
 
-class VolumeNodes(Slim, frozen=True):
+class VolumeNodeAffinity(ApiStruct, frozen=True):
     required: NodeSelector | None = None
 
 
-class ObjectRef(Slim, frozen=True):
+class ObjectRef(ApiStruct, frozen=True):
     namespace: str = ""
     name: str = ""
     uid: str = ""
 
 
-class VolumeSpec(Slim, frozen=True):
+class VolumeSpec(ApiStruct, frozen=True):
     capacity: Quantities = {}
     access_modes: tuple[str, ...] = ()
     claim_ref: ObjectRef | None = None
     storage_class_name: str = ""
-    node_affinity: VolumeNodes | None = None
+    node_affinity: VolumeNodeAffinity | None = None
     csi: CsiSource | None = None
     volume_mode: str = ""
 
 
-class Volume(Slim, frozen=True):
+class Volume(ApiStruct, frozen=True):
     """A PersistentVolume."""
 
-    class Status(Slim, frozen=True):
+    class Status(ApiStruct, frozen=True):
         phase: str = ""
 
     metadata: Meta = Meta()
@@ -537,16 +517,16 @@ class Volume(Slim, frozen=True):
     status: Status = Status()
 
 
-class TopologyLabel(Slim, frozen=True):
+class TopologyLabel(ApiStruct, frozen=True):
     key: str = ""
     values: tuple[str, ...] = ()
 
 
-class TopologyTerm(Slim, frozen=True):
+class TopologyTerm(ApiStruct, frozen=True):
     match_label_expressions: tuple[TopologyLabel, ...] = ()
 
 
-class StorageClass(Slim, frozen=True):
+class StorageClass(ApiStruct, frozen=True):
     metadata: Meta = Meta()
     provisioner: str = ""
     volume_binding_mode: str = ""
@@ -557,18 +537,18 @@ class StorageClass(Slim, frozen=True):
         return self.volume_binding_mode == "WaitForFirstConsumer"
 
 
-class CsiDriver(Slim, frozen=True):
-    """`storage_capacity`: it publishes how much storage is left where."""
+class CsiDriver(ApiStruct, frozen=True):
+    """`storage_capacity`: it publishes free capacity as CSIStorageCapacity objects."""
 
-    class Spec(Slim, frozen=True):
+    class Spec(ApiStruct, frozen=True):
         storage_capacity: bool | None = None
 
     metadata: Meta = Meta()
     spec: Spec = Spec()
 
 
-class StorageCapacity(Slim, frozen=True):
-    """A CSIStorageCapacity: how much a class can still make in one place."""
+class StorageCapacity(ApiStruct, frozen=True):
+    """A CSIStorageCapacity: the capacity that is left for a class in one topology."""
 
     metadata: Meta = Meta()
     node_topology: LabelSelector | None = None
@@ -578,23 +558,21 @@ class StorageCapacity(Slim, frozen=True):
 
     @property
     def largest(self) -> Quantity | None:
-        """The largest volume that can be made; the driver's own word about that is better than what is left."""
+        """The largest volume that can be provisioned."""
         return self.capacity if self.maximum_volume_size is None else self.maximum_volume_size
 
 
-class Allocatable(Slim, frozen=True):
+class Allocatable(ApiStruct, frozen=True):
     count: int | None = None
 
 
-class Driver(Slim, frozen=True):
+class Driver(ApiStruct, frozen=True):
     name: str = ""
-    node_id: str = field(default="", name="nodeID")
     allocatable: Allocatable | None = None
-    topology_keys: tuple[str, ...] = ()
 
 
-class CsiNode(Slim, frozen=True):
-    class Spec(Slim, frozen=True):
+class CsiNode(ApiStruct, frozen=True):
+    class Spec(ApiStruct, frozen=True):
         drivers: tuple[Driver, ...] = ()
 
     metadata: Meta = Meta()

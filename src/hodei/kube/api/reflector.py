@@ -1,7 +1,7 @@
-"""Keeps somebody's picture of one kind of object equal to the API's: list, then watch, for ever.
+"""Keeps a local copy of one collection equal to the API's: list, then watch, forever.
 
-A watch is resumed where it was cut; what cannot be resumed is listed again, and `listed` then brings the whole picture, so
-that nothing is lost or repeated in silence. Decoding is straight into the slim structs of `objects`.
+A watch that was cut resumes where it stopped. If that is not possible the collection is listed again and `listed` gets all of
+it, so no change is lost silently. Objects are decoded directly to the structs of `objects`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from hodei.kube.api.client import Api, ApiError, Status, refused
+from hodei.kube.api.client import Api, ApiError, Status, error_from_status
 from hodei.kube.api.objects import Meta, decode
 
 _log = logging.getLogger(__name__)
@@ -26,32 +26,34 @@ _S = TypeVar("_S")
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
 
 PAGE = 2000
-SLICE = 500
-"""How many objects are decoded before other tasks get a turn: the API gives a first list whole, whatever the limit."""
+DECODE_BATCH = 500
+"""Objects decoded before other tasks run: the API sends a first list in one piece, whatever the limit."""
 WATCH_S = 290
-QUIET_S = 150.0
-"""The API sends a bookmark about every minute; a watch that brings nothing for longer than this is dead or as good as."""
+IDLE_TIMEOUT_S = 150.0
+"""The API sends a bookmark about every minute; a watch without data for longer is dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LASTED_S = 5.0
-ABSENT_S, LONGEST_ABSENT_S = 60.0, 600.0
-TELL_S = 60.0
-_DEEPEST = 12_000
+MIN_LIFETIME_S = 5.0
+ABSENT_PAUSE_S, LONGEST_ABSENT_PAUSE_S = 60.0, 600.0
+LOG_EVERY_S = 60.0
+_RECURSION_LIMIT = 12_000
 
 
 class Sink(Protocol[T]):
-    """Who keeps the picture. Called between awaits, never concurrently. It may also have `flushed()`: called after the
-    changes of one batch, and after `listed`, so that whoever acts can act once per batch; and `unreadable(kind, meta,
-    why)`: told of an object that cannot be decoded, before `listed` if it was in the list."""
+    """Receives the objects; never called concurrently.
+
+    It may also have `flushed()`, called after each batch of changes and after `listed`, to act once per batch; and
+    `unreadable(kind, meta, why)`, called for objects that cannot be decoded (before `listed` if they are in the list).
+    """
 
     def listed(self, objects: list[T], /) -> None:
-        """The full picture: whatever is not in it is gone."""
+        """The full list: objects that are not in it are deleted."""
 
     def changed(self, kind: Change, object: T, /) -> None:
-        """One change, in the API's order. An object may be told as ADDED or MODIFIED though it is known as such."""
+        """One change, in the API's order. ADDED and MODIFIED may repeat a known state."""
 
 
 class Resource(Struct, Generic[T], frozen=True):
-    """A collection's path (`/api/v1/pods`) and what its members are decoded to (a struct with `metadata: Meta`)."""
+    """The path of a collection (`/api/v1/pods`) and the type of its objects (a struct with `metadata: Meta`)."""
 
     path: str
     kind: type[T]
@@ -67,27 +69,25 @@ class _Page(Struct):
     items: list[Raw] | None = None
 
 
-class _Mark(Struct):
+class _Bookmark(Struct):
     metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
 
 
-class _Event(Struct):
+class _RawEvent(Struct):
     type: str
     object: Raw
 
 
 class _Expired(Exception):
-    """The version that was asked for is not kept any more: list again."""
+    """The requested version is not available any more: list again."""
 
 
 class Reflector(Generic[T]):
-    """`run` for ever, whatever happens. `synced` is set with the first picture; `problem` says why there is none or why it
-    is old.
+    """`run` never ends. `synced` is set after the first list; `problem` says why the copy is missing or outdated.
 
-    A collection that does not exist (404: a CRD that is not installed) has an empty picture and is asked for every minute.
-    An `optional` one has an empty picture also while it may not be read or is out of order (`denied` says why): nobody
-    waits for it, it is asked for again after growing pauses. `locate` finds the path of one whose version is not known;
-    `instead` is read where the whole may not be (`narrowed`).
+    A collection that does not exist (404, for example a CRD that is not installed) counts as empty and is tried again every minute. An
+    `optional` one also counts as empty while it may not be read or fails (`denied` says why), with growing pauses. `locate`
+    finds the path of a collection with an unknown version; `fallback` is read if the whole may not be (`namespace_only`).
     """
 
     def __init__(
@@ -99,38 +99,38 @@ class Reflector(Generic[T]):
         selector: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
         page: int = PAGE,
         watch_s: int = WATCH_S,
-        quiet_s: float = QUIET_S,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
         optional: bool = False,
         locate: Callable[[], Awaitable[str]] | None = None,
         fallback: str = "",
     ) -> None:
-        """`selector` holds `fieldSelector` and `labelSelector`; `chance` gives numbers from 0 to 1."""
+        """`selector` has `fieldSelector` and `labelSelector`; `random_fraction` returns numbers from 0 to 1."""
         self.synced = asyncio.Event()
         self.problem = self.denied = ""
         self.lists = self.watches = self.changes = self.undecodable = self.faults = 0
-        # When the API was last heard, and when this last did anything at all (0.0: never).
+        # Time of the last data from the API, and of the last activity (0.0: never).
         self.last_contact = self.last_activity = 0.0
         self._optional, self._locate, self._located = optional, locate, locate is None
         self.requested_path, self._fallback, self.namespace_only = resource.path, fallback, False
-        self._absences = 0
+        self._denials = 0
         self._api, self._resource, self._sink = api, resource, sink
         self._selector = dict(selector or {})
-        self._monotonic, self._sleep, self._chance = monotonic, sleep, chance
-        self._page, self._watch_s, self._quiet_s = page, watch_s, quiet_s
+        self._monotonic, self._sleep, self._random_fraction = monotonic, sleep, random_fraction
+        self._page, self._watch_s, self._idle_timeout_s = page, watch_s, idle_timeout_s
         self._decoder = msgspec.json.Decoder(resource.kind)
-        # One pass for nearly all lines; what does not fit goes the long way by `_Event`.
+        # One pass decodes nearly all lines; the others take the slow path with `_RawEvent`.
         self._events: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             msgspec.defstruct("Event", [("type", str), ("object", resource.kind)])
         )
-        self._flushed: Callable[[], None] = getattr(sink, "flushed", _nothing)
-        self._unreadable: Callable[[Change, Meta, str], None] = getattr(sink, "unreadable", _said_only)
+        self._flushed: Callable[[], None] = getattr(sink, "flushed", _do_nothing)
+        self._unreadable: Callable[[Change, Meta, str], None] = getattr(sink, "unreadable", _log_unreadable)
         self._version = ""
         self._listed_once = False
         self._pages_expired = False
-        self._told_at: float | None = None
+        self._logged_at: float | None = None
 
     async def run(self) -> None:
         failures = 0
@@ -144,22 +144,22 @@ class Reflector(Generic[T]):
                 await self._watch()
                 if self.changes != changes:
                     failures = 0
-                    continue  # a reader that falls behind is cut off by the API: on at once from where it was
+                    continue  # the API cuts off slow readers: resume at once
             except _Expired:
                 self._version = ""
             except ApiError as error:
-                if await self._bear(error):
+                if await self._handle_error(error):
                     failures = 0
                     continue
             except Exception as error:
-                # Nothing that comes from the cluster may end a watch: all is listed anew.
+                # No data of the cluster may end a watch: list again.
                 self.faults += 1
                 self.problem = f"{type(error).__name__}: {error}"
                 _log.exception("The watch of %s has failed; it starts again.", self.path)
                 self._version = ""
                 self._listed_once = False
-            # What lasted for a while was no failure; what ends as soon as it begins is not tried at full speed.
-            if self._monotonic() - began >= LASTED_S:
+            # A watch that lasted is no failure; one that ends at once must not be repeated at full speed.
+            if self._monotonic() - began >= MIN_LIFETIME_S:
                 failures = 0
             else:
                 failures += 1
@@ -167,63 +167,65 @@ class Reflector(Generic[T]):
 
     def _pause(self, failures: int) -> float:
         most = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
-        return most * (0.5 + 0.5 * self._chance())
+        return most * (0.5 + 0.5 * self._random_fraction())
 
-    async def _bear(self, error: ApiError) -> bool:
-        """What to do about an error; True if the wait is over already."""
+    async def _handle_error(self, error: ApiError) -> bool:
+        """True if the pause is already over."""
         if error.status == 410:
             self._version = ""
             self._pages_expired = True
             return False
         if error.status in (400, 404, 405) and self._version:
-            self._version = ""  # the collection has gone or changed under the watch: the list will tell
+            self._version = ""  # the collection was removed or changed: the list will show
             return False
         if error.status == 403 and self._fallback:
             self._resource, self._fallback = Resource(self._fallback, self._resource.kind), ""
             self.namespace_only = True
             return True
         if error.status == 404 or (self._optional and (error.status == 403 or not self.synced.is_set())):
-            await self._go_without(error)
+            await self._serve_empty(error)
             return True
-        self._tell(error)
+        self._log_problem(error)
         if error.status in (401, 403):
-            # Often for a moment only: an API server that has just started knows nobody's rights yet.
+            # Often temporary: an API server that has just started does not know the roles yet.
             self._version = ""
         return False
 
-    async def _go_without(self, error: ApiError) -> None:
-        """There is no such collection, or an optional one may not be read."""
+    async def _serve_empty(self, error: ApiError) -> None:
+        """The collection does not exist, or is optional and may not be read."""
         denied = f"{error.message} {error.hint}".strip() if error.status != 404 else ""
         if denied and denied != self.denied:
-            _log.warning("%s is done without, and asked for now and then: %s", self.path, denied)
+            _log.warning("%s is treated as empty and tried again later: %s", self.path, denied)
         self.denied = denied
         self._located = self._locate is None
-        self._absent()
-        pause = min(ABSENT_S * 2.0 ** min(self._absences, 10), LONGEST_ABSENT_S) if denied else ABSENT_S
-        self._absences = self._absences + 1 if denied else 0
-        await self._sleep(pause * (0.9 + 0.2 * self._chance()))
+        self._set_empty()
+        pause = (
+            min(ABSENT_PAUSE_S * 2.0 ** min(self._denials, 10), LONGEST_ABSENT_PAUSE_S) if denied else ABSENT_PAUSE_S
+        )
+        self._denials = self._denials + 1 if denied else 0
+        await self._sleep(pause * (0.9 + 0.2 * self._random_fraction()))
 
     @property
     def path(self) -> str:
         return self._resource.path
 
-    def _absent(self) -> None:
+    def _set_empty(self) -> None:
         self.problem = ""
         self._listed_once = False
         self._sink.listed([])
         self._flushed()
         self.synced.set()
 
-    def _tell(self, error: ApiError) -> None:
+    def _log_problem(self, error: ApiError) -> None:
         self.problem = f"{error.message} {error.hint}".strip()
         now = self._monotonic()
-        if self._told_at is None or now - self._told_at >= TELL_S:
-            self._told_at = now
+        if self._logged_at is None or now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
             _log.warning("%s cannot be kept up to date: %s", self._resource.path, self.problem)
 
-    def _heard(self) -> None:
+    def _mark_contact(self) -> None:
         self.problem = self.denied = ""
-        self._absences = 0
+        self._denials = 0
         self.last_contact = self.last_activity = self._monotonic()
 
     # ---------------------------------------------------------------------------------------- list
@@ -238,20 +240,22 @@ class Reflector(Generic[T]):
         if not self._pages_expired:
             params["limit"] = str(self._page)
         if not self._listed_once:
-            # From the API server's memory, which is quick; later only the newest will do, else time could run back.
+            # From the API server's cache, which is fast. Later lists must be current, or time would run backwards.
             params["resourceVersion"] = "0"
         objects: list[T] = []
         while True:
             self.last_activity = self._monotonic()
             body = await self._api.request("GET", self._resource.path, params=params, timeout_s=120)
             try:
-                page = _skipping(body, _Page)
+                page = _decode_deep(body, _Page)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise ApiError(0, "Unreadable", f"The list of {self._resource.path} is not one: {error}") from error
+                raise ApiError(
+                    0, "Unreadable", f"The list of {self._resource.path} cannot be decoded: {error}"
+                ) from error
             items = page.items or []
-            for start in range(0, len(items), SLICE):
-                for raw in items[start : start + SLICE]:
-                    found = self._decoded("ADDED", raw)
+            for start in range(0, len(items), DECODE_BATCH):
+                for raw in items[start : start + DECODE_BATCH]:
+                    found = self._decode_object("ADDED", raw)
                     if found is not None:
                         objects.append(found)
                 await asyncio.sleep(0)
@@ -263,29 +267,29 @@ class Reflector(Generic[T]):
         self._listed_once = True
         self.lists += 1
         self._version = page.metadata.resource_version
-        self._heard()
+        self._mark_contact()
         self._sink.listed(objects)
         self._flushed()
         self.synced.set()
 
-    def _decoded(self, kind: Change, raw: Raw) -> T | None:
+    def _decode_object(self, kind: Change, raw: Raw) -> T | None:
         try:
             return self._decoder.decode(raw)
         except Exception:
             pass
         try:
             return decode(bytes(raw), self._resource.kind)
-        except Exception as error:  # also what is nested too deeply, or holds a number that is none
+        except Exception as error:  # including deep nesting and invalid numbers
             self.undecodable += 1
-            self._unreadable(kind, _meta_in(raw), f"it is not what was expected: {error}")
+            self._unreadable(kind, _read_meta(raw), f"it cannot be decoded: {error}")
             return None
 
     # ---------------------------------------------------------------------------------------- watch
 
     async def _watch(self) -> None:
-        """Until the API ends it. Whatever was told is remembered by `_version`, also if this raises."""
-        # Not all at one time: the watches of a restarted API server would come back in step for ever.
-        bound = self._watch_s + int(self._watch_s * 0.1 * self._chance())
+        """Until the API ends it. `_version` is current also if this raises."""
+        # Random, or the watches of a restarted API server would stay synchronized.
+        bound = self._watch_s + int(self._watch_s * 0.1 * self._random_fraction())
         params = {
             **self._selector,
             "watch": "true",
@@ -294,25 +298,25 @@ class Reflector(Generic[T]):
             "timeoutSeconds": str(bound),
         }
         self.watches += 1
-        stream = self._api.stream(self._resource.path, params, quiet_s=min(self._quiet_s, 2.0 * bound))
+        stream = self._api.stream(self._resource.path, params, idle_timeout_s=min(self._idle_timeout_s, 2.0 * bound))
         try:
             async for lines in stream:
-                self._heard()
+                self._mark_contact()
                 try:
-                    self._take(lines)
+                    self._apply(lines)
                 finally:
                     self._flushed()
         finally:
             await stream.aclose()
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _apply(self, lines: list[bytes]) -> None:
         decode_event = self._events.decode
         changed = self._sink.changed
         for line in lines:
             try:
                 event = decode_event(line)
             except Exception:
-                event = self._odd(line)
+                event = self._decode_unusual(line)
                 if event is None:
                     continue
             kind, object = event.type, event.object
@@ -320,19 +324,19 @@ class Reflector(Generic[T]):
                 self._version = object.metadata.resource_version or self._version
                 continue
             if kind not in ("ADDED", "MODIFIED", "DELETED"):
-                self._broken(f"an event of the unknown kind {kind!r}")
+                self._relist(f"an event of unknown type {kind!r}")
             changed(cast(Change, kind), object)
             self.changes += 1
             self._version = object.metadata.resource_version or self._version
 
-    def _odd(self, line: bytes) -> Any:
-        """The same for a line that is not of the usual form: an error, an object with nulls, or garbage."""
+    def _decode_unusual(self, line: bytes) -> Any:
+        """Decode an unusual line: an error, an object with nulls, or garbage."""
         if not line.strip():
             return None
         try:
-            event = _skipping(line, _Event)
+            event = _decode_deep(line, _RawEvent)
         except (msgspec.DecodeError, RecursionError) as error:
-            self._broken(f"a line that is no event ({error})")
+            self._relist(f"an invalid event ({error})")
         if event.type == "ERROR":
             try:
                 status = msgspec.json.decode(event.object, type=Status)
@@ -342,70 +346,70 @@ class Reflector(Generic[T]):
             if code == 410:
                 raise _Expired
             self._version = ""
-            raise refused(status, code, f"watch of {self._resource.path}")
+            raise error_from_status(status, code, f"watch of {self._resource.path}")
         if event.type == "BOOKMARK":
             try:
-                return _Decoded("BOOKMARK", _skipping(event.object, _Mark))
+                return _WatchEvent("BOOKMARK", _decode_deep(event.object, _Bookmark))
             except (msgspec.DecodeError, RecursionError):
                 return None
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
-            self._broken(f"an event of the unknown kind {event.type!r}")
-        found = self._decoded(cast(Change, event.type), event.object)
+            self._relist(f"an event of unknown type {event.type!r}")
+        found = self._decode_object(cast(Change, event.type), event.object)
         if found is None:
             return None
-        return _Decoded(event.type, found)
+        return _WatchEvent(event.type, found)
 
-    def _broken(self, what: str) -> NoReturn:
-        _log.warning("The watch of %s brought %s; it is listed again.", self._resource.path, what)
+    def _relist(self, what: str) -> NoReturn:
+        _log.warning("The watch of %s sent %s; it is listed again.", self._resource.path, what)
         raise _Expired
 
 
-class _Decoded(Struct, Generic[T]):
+class _WatchEvent(Struct, Generic[T]):
     type: str
     object: T
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _said_only(kind: Change, meta: Meta, why: str) -> None:
-    _log.warning("%s/%s is left out: %s", meta.namespace, meta.name, why[:500])
+def _log_unreadable(kind: Change, meta: Meta, why: str) -> None:
+    _log.warning("%s/%s is ignored: %s", meta.namespace, meta.name, why[:500])
 
 
-class _Name(Struct):
+class _RawMeta(Struct):
     name: Raw = Raw(b'""')
     namespace: Raw = Raw(b'""')
     uid: Raw = Raw(b'""')
 
 
-class _Nameable(Struct):
-    metadata: _Name = msgspec.field(default_factory=_Name)
+class _MetadataOnly(Struct):
+    metadata: _RawMeta = msgspec.field(default_factory=_RawMeta)
 
 
-def _meta_in(raw: Raw) -> Meta:
-    """The name of an object of which little else can be read."""
+def _read_meta(raw: Raw) -> Meta:
+    """The name of an object that cannot be decoded."""
     try:
-        found = _skipping(raw, _Nameable).metadata
+        found = _decode_deep(raw, _MetadataOnly).metadata
     except (msgspec.DecodeError, RecursionError):
         return Meta()
-    return Meta(_text(found.name), _text(found.namespace), _text(found.uid))
+    return Meta(_read_text(found.name), _read_text(found.namespace), _read_text(found.uid))
 
 
-def _skipping(data: bytes | Raw, kind: type[_S]) -> _S:
-    """Decoded, however deeply what is skipped is nested: an API server takes ten times as much as Python by itself."""
+def _decode_deep(data: bytes | Raw, kind: type[_S]) -> _S:
+    """Decode, however deeply the skipped parts are nested: an API server accepts ten times Python's limit."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
-        usual = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(usual, _DEEPEST))
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
         try:
             return msgspec.json.decode(data, type=kind)
         finally:
-            sys.setrecursionlimit(usual)
+            sys.setrecursionlimit(limit)
 
 
-def _text(raw: Raw) -> str:
+def _read_text(raw: Raw) -> str:
     try:
         return msgspec.json.decode(raw, type=str)
     except msgspec.DecodeError:

@@ -1,6 +1,6 @@
-"""A WebSocket to one server (RFC 6455, client side): whole messages in, a close out. What they mean is the caller's business.
+"""A WebSocket client (RFC 6455) for the streams of a command in a container: whole messages in, control frames out.
 
-Kubernetes carries the streams of a command in a container this way. No compression; a message has a bound.
+No compression; messages have a size limit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUED, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
 
 
-class Refused(Exception):
-    """The server answered with something else than a WebSocket."""
+class HandshakeRefused(Exception):
+    """The server did not accept the WebSocket."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(str(reply.status))
@@ -29,37 +29,37 @@ class Refused(Exception):
 
 
 class WebSocket:
-    """Open by `connect`, closed by `close`."""
+    """Created by `connect`, closed by `close`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: str) -> None:
         self._reader, self._writer, self.protocol = reader, writer, protocol
 
     async def message(self) -> bytes | None:
-        """The next one, None after the server's close. Raises Unreached if the connection breaks."""
-        whole = bytearray()
+        """The next message, None after the server's close. Raises Unreached if the connection breaks."""
+        message = bytearray()
         while True:
             try:
-                last, kind, payload = await self._frame()
+                final, opcode, payload = await self._frame()
             except (asyncio.IncompleteReadError, OSError) as error:
                 raise Unreached(f"the connection broke: {error}", sent=True) from error
-            if kind == _CLOSE:
+            if opcode == _CLOSE:
                 return None
-            if kind == _PING:
+            if opcode == _PING:
                 self._send(_PONG, payload)
-            elif kind in (_CONTINUED, _TEXT, _BINARY):
-                whole += payload
-                if len(whole) > MESSAGE_LIMIT:
-                    raise Unreached(f"a message of more than {MESSAGE_LIMIT} bytes came", sent=True)
-                if last:
-                    return bytes(whole)
-            elif kind != _PONG:
-                raise Unreached(f"a frame of an unknown kind came: {kind}", sent=True)
+            elif opcode in (_CONTINUED, _TEXT, _BINARY):
+                message += payload
+                if len(message) > MESSAGE_LIMIT:
+                    raise Unreached(f"the server sent a message of more than {MESSAGE_LIMIT} bytes", sent=True)
+                if final:
+                    return bytes(message)
+            elif opcode != _PONG:
+                raise Unreached(f"the server sent a frame of unknown type {opcode}", sent=True)
 
     async def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._send(_CLOSE, b"\x03\xe8")  # 1000: a normal end
+            self._send(_CLOSE, b"\x03\xe8")  # 1000: normal closure
         self._writer.close()
-        # The server's goodbye is worth a moment and no more.
+        # Wait briefly for the server's close.
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(1):
                 await self._writer.wait_closed()
@@ -72,18 +72,18 @@ class WebSocket:
         elif length == 127:
             length = int.from_bytes(await self._reader.readexactly(8), "big")
         if length > MESSAGE_LIMIT or second & 0x80:
-            raise Unreached("what came is not a WebSocket frame of a server", sent=True)
+            raise Unreached("the server sent an invalid WebSocket frame", sent=True)
         return bool(first & 0x80), first & 0x0F, await self._reader.readexactly(length)
 
-    def _send(self, kind: int, payload: bytes) -> None:
-        """Control frames only: short, and masked as the protocol asks of clients."""
+    def _send(self, opcode: int, payload: bytes) -> None:
+        """Control frames only: short, and masked as clients must."""
         mask = os.urandom(4)
         masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload[:125]))
-        self._writer.write(bytes((0x80 | kind, 0x80 | len(masked))) + mask + masked)
+        self._writer.write(bytes((0x80 | opcode, 0x80 | len(masked))) + mask + masked)
 
 
 async def connect(origin: Origin, target: str, head: bytes, protocols: Sequence[str]) -> WebSocket:
-    """`head`: the lines of the request that say who asks. Raises Refused, or Unreached (also after `CONNECT_S`)."""
+    """`head`: the headers of the request. Raises HandshakeRefused, or Unreached (also after `CONNECT_S`)."""
     try:
         async with asyncio.timeout(CONNECT_S):
             return await _connect(origin, target, head, protocols)
@@ -107,15 +107,15 @@ async def _connect(origin: Origin, target: str, head: bytes, protocols: Sequence
         )
     try:
         key = base64.b64encode(os.urandom(16))
-        asked = (
+        request = (
             b"GET %b HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: %b\r\nSec-WebSocket-Protocol: %b\r\n\r\n"
         )
-        writer.write(asked % (target.encode(), head, key, ", ".join(protocols).encode()))
-        reply = _head(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(request % (target.encode(), head, key, ", ".join(protocols).encode()))
+        reply = _parse_head(await reader.readuntil(b"\r\n\r\n"))
         if reply.status != 101:
-            reply.body = await _body(reader, reply)
-            raise Refused(reply)
+            reply.body = await _read_body(reader, reply)
+            raise HandshakeRefused(reply)
         expected = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())
         chosen = reply.headers.get(b"sec-websocket-protocol", b"").decode("latin-1")
         if reply.headers.get(b"sec-websocket-accept") != expected or chosen not in protocols:
@@ -126,17 +126,17 @@ async def _connect(origin: Origin, target: str, head: bytes, protocols: Sequence
         raise
 
 
-def _head(lines: bytes) -> Reply:
+def _parse_head(lines: bytes) -> Reply:
     status, *rest = lines.split(b"\r\n")
-    words = status.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise Unreached("what came is not HTTP", sent=True)
-    named = (line.partition(b":") for line in rest if line)
-    return Reply(int(words[1]), {name.strip().lower(): value.strip() for name, _, value in named})
+    parts = status.split(None, 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+        raise Unreached("the response is not HTTP", sent=True)
+    fields = (line.partition(b":") for line in rest if line)
+    return Reply(int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in fields})
 
 
-async def _body(reader: asyncio.StreamReader, reply: Reply) -> bytes:
-    """Of a refusal: a few lines of JSON. Its first chunk is enough where it comes in chunks."""
+async def _read_body(reader: asyncio.StreamReader, reply: Reply) -> bytes:
+    """The body of a refusal, a few lines of JSON; the first chunk is enough."""
     length = reply.headers.get(b"content-length", b"")
     try:
         if b"chunked" in reply.headers.get(b"transfer-encoding", b""):
@@ -145,4 +145,4 @@ async def _body(reader: asyncio.StreamReader, reply: Reply) -> bytes:
             return await reader.readexactly(min(int(length), _HEAD_LIMIT))
         return await reader.read(_HEAD_LIMIT)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError):
-        return b""  # the status says enough
+        return b""  # the status is enough

@@ -26,7 +26,7 @@ from hodei.kube.api.objects import (
     NodeAffinity,
     NodeSelector,
     NodeSelectorTerm,
-    Owner,
+    OwnerReference,
     Pod,
     PodGroup,
     PriorityClass,
@@ -255,7 +255,7 @@ class Workload(Struct):
         meta = self.pod.metadata
         if self.kind == "Pod":
             return [structs.replace(self.pod, metadata=structs.replace(meta, uid=f"{meta.namespace}/{meta.name}"))]
-        owner = (Owner(self.kind, meta.name, "", True),)
+        owner = (OwnerReference(self.kind, meta.name, "", True),)
         return [
             structs.replace(
                 self.pod,

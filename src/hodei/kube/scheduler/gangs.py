@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.kube.api.objects import GroupedWorkload, MemberGroup, Owner, Pod, PodGroup, TaskGroup, Workload
+from hodei.kube.api.objects import GroupedWorkload, MemberGroup, OwnerReference, Pod, PodGroup, TaskGroup, Workload
 from hodei.kube.api.quantities import MAX_INT32, bounded, is_integer, read_count, read_seconds_ms, seconds_ms
 from hodei.kube.scheduler.messages import WAITS_FOR_GANG
 from hodei.kube.scheduler.translate import PodInfo
@@ -63,7 +63,7 @@ class Membership(Struct, frozen=True):
     parts: tuple[tuple[str, int], ...] = ()
     timeout_ms: int | None = None
     queue: str = ""
-    owner: Owner | None = None
+    owner: OwnerReference | None = None
 
     @property
     def key(self) -> tuple[Convention, str, str]:
@@ -102,7 +102,7 @@ class Workloads(Struct, frozen=True):
     jobs: Mapping[tuple[str, str], Workload] = {}
     planned: Mapping[WorkloadKey, int | str] = {}
 
-    def find(self, namespace: str, owner: Owner) -> Workload | None:
+    def find(self, namespace: str, owner: OwnerReference) -> Workload | None:
         if owner.kind == "Job":
             found = self.jobs.get((namespace, owner.name))
         else:
@@ -503,7 +503,9 @@ def as_job(pods: Sequence[PodInfo], needed: int, group: Group | None = None) -> 
 # --------------------------------------------------------------------------- group size by workload
 
 
-def size_by_owners(namespace: str, group: str, owners: Sequence[Owner | None], sized_by: Workloads) -> int | Reason:
+def size_by_owners(
+    namespace: str, group: str, owners: Sequence[OwnerReference | None], sized_by: Workloads
+) -> int | Reason:
     """The size that the owners of its pods define; a Reason if it is unknown or ambiguous. Two workloads of one group look like
     one until the second creates pods, so such groups must declare their size.
     """
@@ -524,7 +526,7 @@ def size_by_owners(namespace: str, group: str, owners: Sequence[Owner | None], s
     return bounded(next(iter(sizes.values())), 1, MAX_INT32)
 
 
-def workload_key(namespace: str, owner: Owner) -> WorkloadKey:
+def workload_key(namespace: str, owner: OwnerReference) -> WorkloadKey:
     return (namespace, owner.kind, owner.name)
 
 
@@ -536,7 +538,7 @@ def size_fields(workload: Workload | None) -> tuple[object, ...]:
     return (meta.uid, meta.annotations.get(_DESIRED_REPLICAS), workload.spec, _controller_of(workload))
 
 
-def _size(namespace: str, owner: Owner, sized_by: Workloads) -> tuple[str, int] | str | None:
+def _size(namespace: str, owner: OwnerReference, sized_by: Workloads) -> tuple[str, int] | str | None:
     """The top-level workload and how many pods it runs at once, or why that is not certain; None if it is not known yet."""
     name = f"{owner.kind}/{owner.name}"
     if not owner.uid and (planned := sized_by.planned.get(workload_key(namespace, owner))) is not None:
@@ -568,7 +570,7 @@ def creates_one_by_one(name: str) -> str:
     return f"{name} makes its pods one after the other (podManagementPolicy is not Parallel)"
 
 
-def _controller_of(workload: Workload) -> Owner | None:
+def _controller_of(workload: Workload) -> OwnerReference | None:
     return next((one for one in workload.metadata.owner_references if one.controller), None)
 
 

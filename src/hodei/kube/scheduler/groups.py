@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct, structs
 
-from hodei.kube.api.objects import Meta, Node, Owner, Pod, PodSpec, PodStatus
+from hodei.kube.api.objects import Meta, Node, OwnerReference, Pod, PodSpec, PodStatus
 from hodei.kube.scheduler.cache import ClusterCache
 from hodei.kube.scheduler.gangs import (
     GangAssembly,
@@ -313,7 +313,7 @@ class GroupIndex:
         if entry.group.owner is not None:
             self._leave_workload(key, entry.group.owner)
 
-    def _leave_workload(self, key: GroupKey, owner: Owner) -> None:
+    def _leave_workload(self, key: GroupKey, owner: OwnerReference) -> None:
         if any(one.group is not None and one.group.owner == owner for one in self.members(key)):
             return
         workload = workload_key(key[1], owner)

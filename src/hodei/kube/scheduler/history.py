@@ -19,7 +19,7 @@ from msgspec import field
 
 from hodei.control.controller import Controller, Step
 from hodei.kube.api.client import Api, ApiError
-from hodei.kube.api.objects import Meta, Pod, PodSpec, PodStatus, Slim
+from hodei.kube.api.objects import ApiStruct, Meta, Pod, PodSpec, PodStatus
 from hodei.kube.api.quantities import bounded
 from hodei.kube.api.reflector import Reflector, Resource
 from hodei.kube.scheduler.background import BackgroundTask
@@ -224,25 +224,25 @@ _START_TIMEOUT_S = 20.0
 _MAX_HISTORY = 10_000
 
 
-class _Terminated(Slim, frozen=True):
+class _Terminated(ApiStruct, frozen=True):
     finished_at: str | None = None
 
 
-class _State(Slim, frozen=True):
+class _State(ApiStruct, frozen=True):
     terminated: _Terminated | None = None
 
 
-class _Container(Slim, frozen=True):
+class _Container(ApiStruct, frozen=True):
     state: _State = _State()
 
 
-class _Status(Slim, frozen=True):
+class _Status(ApiStruct, frozen=True):
     phase: str = ""
     start_time: str | None = None
     container_statuses: tuple[_Container, ...] = ()
 
 
-class FinishedPod(Slim, frozen=True):
+class FinishedPod(ApiStruct, frozen=True):
     metadata: Meta = Meta()
     spec: PodSpec = field(default_factory=PodSpec)
     status: _Status = _Status()

@@ -23,11 +23,9 @@ from hodei.model.ids import JobId
 from hodei.model.job import Reason
 
 NO_NODES = "no nodes available to schedule pods"
-NODE_NAME = "node(s) didn't match the requested node name"
 NOT_HELPFUL = "Preemption is not helpful for scheduling"
 NO_VICTIMS = "No preemption victims found for incoming pod"
 NEVER_PREEMPTS = "not eligible due to preemptionPolicy=Never."
-WAITS_FOR_VICTIMS = "not eligible due to a terminating pod on the nominated node."
 WAITS_FOR_GANG = "waiting for minCount pods from a gang to appear in scheduling queue"
 NOTE_LIMIT = 1024
 
@@ -196,7 +194,7 @@ def preemption(nodes: int, found: NodeReasons, messages: Messages = LATEST) -> s
 
 
 def not_eligible(why: str, messages: Messages = LATEST) -> str:
-    """Without a preemption attempt: NEVER_PREEMPTS or WAITS_FOR_VICTIMS."""
+    """Without a preemption attempt."""
     return f"{_CLAIMS_PREFIX if messages.reports_claims else ''}preemption: {why}"
 
 

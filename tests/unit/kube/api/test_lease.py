@@ -84,7 +84,7 @@ def contender(cluster: World, name: str, *, clock_off_s: float = 0.0, **how: Any
     leadership = Leadership(
         api,  # type: ignore[arg-type]
         "kube-system", "hodei", name,
-        monotonic=lambda: cluster.now + clock_off_s, sleep=cluster.sleep, chance=lambda: 0.5,
+        monotonic=lambda: cluster.now + clock_off_s, sleep=cluster.sleep, random_fraction=lambda: 0.5,
         now=lambda: start + datetime.timedelta(seconds=cluster.now + clock_off_s), **how,
     )  # fmt: skip
     return leadership, api

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hodei.kube.api.quantities import DEFAULT_REQUESTS, RequestOptions, requests_of, resize_is_deferred
+from hodei.kube.api.quantities import DEFAULT_REQUESTS, RequestOptions, requests_of
 from unit.kube.pod_factory import a_pod
 
 
@@ -84,4 +84,3 @@ def test_a_pod_that_is_resized_holds_the_larger_of_what_it_has_and_wants(reason,
     }
     pod = a_pod(containers=[_container("3")], nodeName="n1", status=status)
     assert requests_of(pod)["cpu"] == cpu
-    assert resize_is_deferred(pod) == (reason == "Deferred")

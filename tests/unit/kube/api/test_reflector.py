@@ -27,7 +27,7 @@ class ScriptedApi:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked: list[dict[str, str]] = []
-        self.quiet_s: list[float] = []
+        self.idle_timeout_s: list[float] = []
 
     def _next(self, params: Mapping[str, str] | None) -> Any:
         if not self.answers:
@@ -44,9 +44,9 @@ class ScriptedApi:
         return bytes(now)
 
     async def stream(
-        self, path: str, params: Mapping[str, str], *, quiet_s: float
+        self, path: str, params: Mapping[str, str], *, idle_timeout_s: float
     ) -> AsyncGenerator[list[bytes], None]:
-        self.quiet_s.append(quiet_s)
+        self.idle_timeout_s.append(idle_timeout_s)
         now = self._next(params)
         if isinstance(now, ApiError):
             raise now
@@ -119,7 +119,7 @@ class Played:
 
         self.reflector = Reflector(
             self.api,  # type: ignore[arg-type]
-            PODS, self.picture, monotonic=lambda: self.now, sleep=sleep, chance=lambda: 1.0, **how,
+            PODS, self.picture, monotonic=lambda: self.now, sleep=sleep, random_fraction=lambda: 1.0, **how,
         )  # fmt: skip
         with pytest.raises(Over):
             await self.reflector.run()
@@ -231,7 +231,7 @@ def test_an_object_that_is_not_what_was_expected_is_left_out_and_counted(caplog:
     played = Played(page(10, pod("a", 3), odd), [[event("ADDED", odd), event("ADDED", pod("b", 12))]], [[]])
     assert sorted(played.picture.pods) == ["a", "b"]
     assert played.reflector.undecodable == 2
-    assert "is left out" in caplog.text
+    assert "is ignored" in caplog.text
 
 
 def test_a_collection_that_is_not_installed_is_empty_and_asked_for_every_minute():
@@ -261,7 +261,7 @@ def test_what_is_forbidden_is_told_once_a_minute_and_is_no_picture(caplog: pytes
 
 def test_a_list_that_is_none_is_told_and_asked_for_again():
     played = Played(b"<html>login</html>", page(10, pod("a", 3)), [[]])
-    assert "The list of /api/v1/pods is not one" in played.problems[0]
+    assert "The list of /api/v1/pods cannot be decoded" in played.problems[0]
     assert played.picture.pods == {"a": "3"}
 
 
@@ -278,8 +278,8 @@ def test_a_watch_that_ends_as_soon_as_it_begins_is_not_repeated_at_full_speed():
 
 
 def test_a_silent_watch_is_cut_after_twice_its_bound_at_the_latest():
-    assert Played(page(10), [[]]).api.quiet_s[0] == 150.0
-    assert Played(page(10), [[]], watch_s=20).api.quiet_s[0] == 44.0
+    assert Played(page(10), [[]]).api.idle_timeout_s[0] == 150.0
+    assert Played(page(10), [[]], watch_s=20).api.idle_timeout_s[0] == 44.0
 
 
 def test_other_tasks_have_their_turn_while_a_big_list_is_decoded():
@@ -362,14 +362,14 @@ def test_nobody_waits_for_an_optional_collection_that_cannot_be_had(status: int,
     played = Played(refused, page(1, pod("a", 1)), [], optional=True)
     assert played.synced[0]
     assert played.picture.pods == {"a": "1"}
-    assert caplog.text.count("is done without") == 1
+    assert caplog.text.count("is treated as empty") == 1
 
 
 def test_what_is_forbidden_is_asked_for_after_growing_pauses_and_logged_once(caplog):
     refused = ApiError(403, "Forbidden", "no podgroups for you")
     played = Played(*[refused] * 5, page(1, pod("a", 1)), [], optional=True)
     assert [round(pause / 1.1) for pause in played.pauses[:5]] == [60, 120, 240, 480, 600]
-    assert caplog.text.count("is done without") == 1
+    assert caplog.text.count("is treated as empty") == 1
     assert played.reflector.denied == ""
 
 
