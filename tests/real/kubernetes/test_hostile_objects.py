@@ -186,7 +186,7 @@ def test_types_that_may_not_be_read_keep_nobody_waiting(cluster: Cluster, hodei_
         mine = hodei_kube("plain")
         cluster.make_pod("one", scheduler="plain")
         cluster.until_bound("one")
-        lines = [line for line in mine.said(1000).splitlines() if "is done without" in line]
+        lines = [line for line in mine.said(1000).splitlines() if "is treated as empty" in line]
         assert lines
         assert len(lines) == len(set(lines))
         assert all("podgroups" in line or "workloads" in line for line in lines)
