@@ -30,7 +30,7 @@ async def _note_pauses(path: Path) -> None:
 
 
 def main() -> int:
-    live = server._live
+    live = server._run_server
 
     async def watched(home: Path, *args: Any, **named: Any) -> int:
         informers = asyncio.create_task(_note_pauses(home / "pauses"))
@@ -39,7 +39,7 @@ def main() -> int:
         finally:
             informers.cancel()
 
-    server._live = watched
+    server._run_server = watched
     return server.main(sys.argv[1:])
 
 

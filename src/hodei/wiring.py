@@ -1,4 +1,4 @@
-"""Configuration to objects: the only module that knows every name."""
+"""Configuration to objects; the only module that knows every implementation."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from hodei.model.resources import (
 )
 from hodei.plugins.registry import BASES, build_profiles, check_trial_policy, plugins_in_use
 from hodei.ports import Backend, Estimator, Store
-from hodei.runtime.backend_manager import BackendChanges
+from hodei.runtime.backend_manager import BackendFactory
 from hodei.runtime.clock import SystemClock
-from hodei.runtime.config_changes import ConfigChanges, refuse_unreadable, settle
+from hodei.runtime.config_changes import ConfigChanges, no_config_file, resolve_history
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.service import Service
+from hodei.runtime.watcher import HealthPolicy
 
 log = logging.getLogger("hodei.wiring")
 MAX_COST = 1_000_000
-_LEAST_DECISION_LOG = 1 << 20
+_MIN_DECISION_LOG = 1 << 20
 YAML = (".yaml", ".yml")
 _LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
@@ -61,7 +61,7 @@ _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSch
 
 
 def load_config(path: Path | None) -> Config:
-    """The file's settings over the defaults; InvalidInput names all that is wrong, and where."""
+    """The file over the defaults; InvalidInput lists every mistake with its line."""
     if path is None:
         return Config()
     try:
@@ -78,14 +78,14 @@ def load_config(path: Path | None) -> Config:
 def make_controller(
     config: SchedulingConfig, last_event: int = 0, *, trusted: Collection[str] | None = None
 ) -> Controller:
-    """`trusted`: the only plugins besides the built-in ones that it may load, now and later; None for any."""
+    """`trusted`: the only plugins besides the built-in ones that it may ever load; None for any."""
     retry = Backoff(
         parse_duration_ms(config.retry.base),
         config.retry.factor,
         parse_duration_ms(config.retry.max),
         round(config.retry.jitter * 1000),
     )
-    # With a fallback, one broken profile does not keep the server from its work.
+    # With a fallback profile, one broken profile does not keep the server from starting.
     broken: dict[str, str] = {}
     profiles = build_profiles(config, broken if config.unavailable_profile == "fallback" else None, trusted=trusted)
     controller = Controller(
@@ -106,7 +106,7 @@ def make_controller(
         max_tries=batch_of(config.parallel_scheduling),
     )
 
-    def rebuild(scheduling: SchedulingConfig) -> Controller:  # a function: twins share it, a partial would be copied
+    def rebuild(scheduling: SchedulingConfig) -> Controller:  # a function: clones share it, a partial would be copied
         return make_controller(scheduling, trusted=trusted)
 
     controller.rebuild = rebuild  # for `Reconfigured`, also in a replay
@@ -114,7 +114,7 @@ def make_controller(
 
 
 def trial_controller(policy: SchedulingConfig, live: SchedulingConfig) -> Controller:
-    """For a question about another policy, which any reader may ask: it loads no code that `live` does not name."""
+    """For what-if queries, which any reader may make: loads no code that `live` does not name."""
     return make_controller(check_trial_policy(policy, live), trusted=plugins_in_use(live))
 
 
@@ -130,13 +130,13 @@ def make_estimator(config: EstimatesConfig, trusted: Collection[str] | None = No
 
 
 def make_store(url: str, home: Path) -> Store:
-    """`url`: SCHEME:REST, where the scheme names the store; empty for hodei.db in the home."""
+    """`url`: SCHEME:REST, where the scheme selects the store; empty for hodei.db in the home."""
     store: Store = make(STORES, url.partition(":")[0] or "sqlite", "store", url, home)
     return store
 
 
 def add_observers(service: Service, config: Config) -> None:
-    """Sinks and collectors decide nothing, so one that cannot be made is reported and left out."""
+    """Sinks and collectors decide nothing, so one that cannot be created is only reported."""
     for section, group, add in (
         ("sinks", SINKS, service.observers.add_sink),
         ("collectors", COLLECTORS, service.observers.add_collector),
@@ -146,7 +146,7 @@ def add_observers(service: Service, config: Config) -> None:
             try:
                 add(name, make(group, str(table.get("kind") or name), section[:-1], **options))
             except InvalidInput as error:
-                log.error("%s.%s is left out: %s; %s", section, name, error.message, error.hint)
+                log.error("%s.%s is not used: %s; %s", section, name, error.message, error.hint)
 
 
 def node_offer(config: NodeConfig) -> VirtualNode:
@@ -164,7 +164,7 @@ def node_offer(config: NodeConfig) -> VirtualNode:
             config.lat, config.lng
         )
         if not 0 <= config.cost <= MAX_COST:
-            raise InvalidInput(f"a cost of {config.cost}", hint=f"what an hour costs, from 0 to {MAX_COST}")
+            raise InvalidInput(f"a cost of {config.cost}", hint=f"the cost of one hour, from 0 to {MAX_COST}")
     except InvalidInput as error:
         raise InvalidInput(f"node {config.name!r}: {error.message}", hint=error.hint) from error
     return VirtualNode(
@@ -184,25 +184,25 @@ def node_offer(config: NodeConfig) -> VirtualNode:
 
 
 def _sockets(given: tuple[SocketConfig, ...], cpu_milli: int, gpu_milli: int) -> tuple[Socket, ...]:
-    """The sockets by number. A core or GPU in two of them, or more of them than the node has, is a slip."""
+    """InvalidInput for a core or GPU in two sockets, or more of them than the node has."""
     sockets = tuple(Socket(parse_numbers(one.cpus), parse_numbers(one.gpus)) for one in given)
     cpus = [cpu for socket in sockets for cpu in socket.cpus]
     gpus = [gpu for socket in sockets for gpu in socket.gpus]
     if any(not socket.cpus and not socket.gpus for socket in sockets):
-        raise InvalidInput("a socket with neither cpus nor gpus", hint='write sockets = [{cpus = "0-3", gpus = "0"}]')
+        raise InvalidInput("a socket has neither cpus nor gpus", hint='write sockets = [{cpus = "0-3", gpus = "0"}]')
     for what, numbers, milli in (("cpu", cpus, cpu_milli), ("gpu", gpus, gpu_milli)):
         if len(set(numbers)) < len(numbers):
-            raise InvalidInput(f"the sockets name a {what} twice", hint="each belongs to one socket")
+            raise InvalidInput(f"the sockets name a {what} twice", hint="each belongs to exactly one socket")
         if len(numbers) * 1000 >= milli + 1000:
             raise InvalidInput(
-                f"more {what}s in the sockets ({len(numbers)}) than {what} = {human_amount(what, milli)}",
+                f"the sockets have more {what}s ({len(numbers)}) than {what} = {human_amount(what, milli)}",
                 hint=f"write {what} = {len(numbers)}, or name fewer",
             )
     return sockets
 
 
 def _address(text: str) -> str:
-    """A host name or an IP address; it is handed to members as it is."""
+    """A host name or an IP address."""
     if text and not _HOST.fullmatch(text):
         try:
             ip_address(text)
@@ -213,12 +213,12 @@ def _address(text: str) -> str:
 
 
 def _overcommit(ratios: dict[str, float], known: set[str]) -> dict[str, int]:
-    """Percent by resource. A ratio for a resource that the node does not have is a slip, not a wish."""
+    """Percent by resource. InvalidInput for a resource that the node does not have."""
     out = {}
     for given, ratio in ratios.items():
         (resource,) = parse_resources({given: 1})
         if resource not in known or resource in out:
-            problem = "given twice" if resource in out else f"not a resource of it{did_you_mean(given, known)}"
+            problem = "given twice" if resource in out else f"the node does not have it{did_you_mean(given, known)}"
             raise InvalidInput(f"overcommit of {given!r}: {problem}")
         if not 0.1 <= ratio <= 100:
             raise InvalidInput(f"an overcommit of {ratio} for {given}", hint="a ratio from 0.1 to 100")
@@ -234,26 +234,12 @@ def parse_taint(text: str) -> Taint:
 
 
 def instant_node(offer: VirtualNode) -> Node:
-    return Node(
-        name=offer.name,
-        backend="instant",
-        kind="instant",
-        capacity=offer.capacity,
-        labels=offer.labels,
-        taints=offer.taints,
-        arch=offer.arch,
-        gpu_type=offer.gpu_type,
-        location=offer.location,
-        data=offer.data,
-        cost_milli=offer.cost_milli,
-        overcommit_percent=offer.overcommit_percent,
-        sockets=offer.sockets,
-        address=offer.address,
-    )
+    fields = {name: value for name, value in msgspec.structs.asdict(offer).items() if name != "cpus"}
+    return Node(backend="instant", kind="instant", **fields)
 
 
 def check_scheduling(config: SchedulingConfig) -> None:
-    """InvalidInput, with every mistake and its path, if the configuration cannot be put in force."""
+    """InvalidInput with every mistake and its path."""
     problems: list[tuple[str, str]] = []
     for name, profile in sorted(config.profiles.items()):
         try:
@@ -286,34 +272,35 @@ def make_service(
     *,
     instant: bool = False,
     trust_clock: bool = False,
-    reread: Callable[[], Config] = refuse_unreadable,
+    reread: Callable[[], Config] = no_config_file,
 ) -> Service:
-    """A house in `home`: its store opened, its controller and backends made; `start` brings it to life. `reread` reads
-    the configuration's file again."""
-    make_controller(config.scheduling)  # a wrong profile is told before anything is touched on disk
+    """Opens the store in `home` and creates the controller and the backends; call `start` on the result. `reread` reads the
+    configuration file again. A wrong configuration raises InvalidInput before anything on disk is changed."""
+    make_controller(config.scheduling)
     AllowedData(config.scheduling.data.allow)
     health_policy(config.health)
     for name, table in config.backends.items():
         if name == "local" and table.get("kind") != "local":
-            hint = 'write kind = "local" there, or give it another name'
-            raise InvalidInput("backends.local: the name `local` is for this machine", hint=hint)
+            hint = 'write kind = "local", or use another name'
+            raise InvalidInput("backends.local: the name `local` is reserved for this machine", hint=hint)
         with suppress(KindBroken):
             settings_of(name, table)
     offers = tuple(node_offer(node) for node in config.nodes)
     retention_ms = parse_duration_ms(config.server.retention)
     audit_retention_ms = parse_duration_ms(config.server.audit_retention)
+    keep_logs_s = (retention_ms or MAX_DURATION_MS) / 1000
     log_cap_bytes = parse_quantity(config.server.log_cap)
-    most_bytes = parse_quantity(config.server.decision_log_size)
-    if most_bytes < _LEAST_DECISION_LOG:
+    max_bytes = parse_quantity(config.server.decision_log_size)
+    if max_bytes < _MIN_DECISION_LOG:
         raise InvalidInput(
             f"server.decision_log_size: {config.server.decision_log_size} is less than 1Mi",
-            hint='for no log at all: decision_log = ""',
+            hint='for no decision log: decision_log = ""',
         )
     log_path = decision_log_path(home, config.server.decision_log)
     clock = SystemClock(follows=True)
     store = make_store(config.server.store, home)
     opened = store.open()
-    history = settle(store, config.scheduling, clock.now_ms(), make_controller)
+    history = resolve_history(store, config.scheduling, clock.now_ms(), make_controller)
     file, config = config, msgspec.structs.replace(config, scheduling=history[-1].scheduling)
     backends: dict[str, Backend] = {}
     if instant:
@@ -327,13 +314,10 @@ def make_service(
             installation=opened.installation,
             epoch=opened.epoch,
             nodes=offers,
-            keep_logs_s=(retention_ms or MAX_DURATION_MS) / 1000,  # no retention: kept for ever, output too
+            keep_logs_s=keep_logs_s,
             log_cap_bytes=log_cap_bytes,
         )
-    context = BackendContext(
-        opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes,
-        (retention_ms or MAX_DURATION_MS) / 1000,
-    )  # fmt: skip
+    context = BackendContext(opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes, keep_logs_s)
     for name, table in config.backends.items():
         if not common_of(name, table).enabled:
             backends.pop(name, None)
@@ -342,9 +326,9 @@ def make_service(
     decision_log = None
     if log_path is not None:
         try:
-            decision_log = DecisionLog(log_path, config.scheduling, opened.last_event, most_bytes=most_bytes)
+            decision_log = DecisionLog(log_path, config.scheduling, opened.last_event, max_bytes=max_bytes)
         except OSError as error:
-            hint = 'name another file, or none: decision_log = ""'
+            hint = 'choose another file, or none: decision_log = ""'
             raise InvalidInput(f"the decision log {log_path} cannot be written: {error.strerror}", hint=hint) from error
     service = Service(
         store,
@@ -360,74 +344,76 @@ def make_service(
         scheduling=config.scheduling,
         trial_controller=lambda policy: trial_controller(policy, service.scheduling),
         health=health_policy(config.health),
-        fleet=BackendChanges(
+        backend_factory=BackendFactory(
             lambda name, table: make_backend(name, table, context),
             node_defaults,
             {name: config.backends.get(name, {}) for name in backends},
         ),
     )
-    service.configuring = ConfigChanges(service, history, file, check_scheduling, make_controller, reread)
+    service.config_changes = ConfigChanges(service, history, file, check_scheduling, make_controller, reread)
     add_observers(service, file)
     return service
 
 
 def decision_log_path(home: Path, name: str) -> Path | None:
-    """Where the log goes, None for nowhere. What is there is renamed when a server starts, so it may only ever be a log:
-    the store, the tokens and all else in a home have other names."""
+    """The path of the log, None for none. The server renames an existing file of that name, so names of other files in the
+    home, such as the store or the tokens, are refused."""
     if not name:
         return None
     if not _LOG_NAME.fullmatch(name):
         raise InvalidInput(
-            f"server.decision_log: {name[:100]!r} is not the name of a log",
-            hint='a plain file name that ends in .jsonl, such as "decisions.jsonl"; it lies in the home. "" for none',
+            f"server.decision_log: {name[:100]!r} is not a name for a decision log",
+            hint='use a file name in the home that ends in .jsonl, such as "decisions.jsonl"; "" for none',
         )
     path = home / name
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise InvalidInput(
-            f"server.decision_log: {path} is not a plain file", hint="move it away, or choose another name"
+            f"server.decision_log: {path} is not a regular file", hint="move it away, or choose another name"
         )
     return path
 
 
 def health_policy(config: HealthConfig) -> HealthPolicy:
     if not 1 <= config.failures <= 100:
-        raise InvalidInput(f"health.failures: {config.failures} is not from 1 to 100")
+        raise InvalidInput(f"health.failures must be from 1 to 100, not {config.failures}")
     pauses = Backoff(parse_duration_ms(config.pause), 2, parse_duration_ms(config.max_pause), 0)
     every_ms, timeout_ms = parse_duration_ms(config.interval), parse_duration_ms(config.timeout)
     if not timeout_ms or not pauses.base_ms:
-        raise InvalidInput("health.timeout and health.pause are longer than 0s", hint="docs/reference/configuration.md")
+        raise InvalidInput(
+            "health.timeout and health.pause must be longer than 0s", hint="docs/reference/configuration.md"
+        )
     return HealthPolicy(every_ms, timeout_ms, CircuitPolicy(config.failures, pauses))
 
 
 async def server_checks(service: Service, store: Store) -> list[Check]:
-    """What only the server can see of its own health."""
+    """The checks of `hodei doctor` that only the server can make."""
     out = [
-        Check(what, "ok" if well else "problem", found, "" if well else "see docs/how-to/troubleshooting.md")
-        for what, well, found in await service.read(store.check)
+        _check(what, ok, found, "see docs/how-to/troubleshooting.md", "problem")
+        for what, ok, found in await service.read(store.check)
     ]
-    behind = service.clock.now_ms() - service.controller.beat_ms
-    level = "ok" if behind < 15_000 else "problem"
-    out.append(
-        Check("scheduler", level, f"last went round {behind} ms ago", "" if level == "ok" else "see the server's log")
-    )
-    well, found = service.records.told()
-    fix = "" if well else "see docs/how-to/troubleshooting.md#a-damaged-record"
-    out.append(Check("store records", "ok" if well else "warning", found, fix))
-    well, found = service.housekeeping.told()
-    fix = "" if well else "if the clock is right: hodei down; hodei up --trust-clock"
-    out.append(Check("retention", "ok" if well else "warning", found, fix))
-    for name, error in service.backend_errors().items():
-        own = isinstance(service.fleet.status(name).backend, LocalBackend)
-        fix = "" if not error else "see HOME/agent/agent.log" if own else f"see: hodei backend show {name}"
-        out.append(Check(f"backend {name}", "problem" if error else "ok", error or "in reach", fix))
+    behind_ms = service.clock.now_ms() - service.controller.beat_ms
+    text = f"the last step was {behind_ms} ms ago"
+    out.append(_check("scheduler", behind_ms < 15_000, text, "see the server's log", "problem"))
+    fix = "see docs/how-to/troubleshooting.md#a-damaged-record"
+    out.append(_check("store records", *service.damaged_records.status(), fix))
+    fix = "if the clock is right: hodei down; hodei up --trust-clock"
+    out.append(_check("retention", *service.retention.status(), fix))
+    manager = service.backend_manager
+    for name, error in manager.errors().items():
+        own = isinstance(manager.status(name).backend, LocalBackend)
+        fix = "see HOME/agent/agent.log" if own else f"see: hodei backend show {name}"
+        out.append(_check(f"backend {name}", not error, error or "reachable", fix, "problem"))
     scheduling = service.scheduling
-    missing = [name for name in scheduling.fallback if name not in service.fleet.well()]
+    missing = [name for name in scheduling.fallback if name not in manager.backends]
     if missing and scheduling.fallback_enabled:
-        there = ", ".join(sorted(service.fleet.well()))
-        found = f"scheduling.fallback names {', '.join(missing)}, and there is no such backend"
-        out.append(Check("fallback", "warning", found, f"add it, or name one of: {there}"))
+        text = f"scheduling.fallback names backends that do not exist: {', '.join(missing)}"
+        out.append(_check("fallback", False, text, f"add them, or use: {', '.join(sorted(manager.backends))}"))
     for what, by in enforcement().items():
-        strong = by.startswith("cgroup")
-        fix = "" if strong else "run as root, or delegate a cgroup to this user, for limits that hold"
-        out.append(Check(f"limits: {what}", "ok" if strong else "warning", f"enforced by {by}", fix))
+        fix = "run as root, or delegate a cgroup to this user, for limits that hold"
+        out.append(_check(f"limits: {what}", by.startswith("cgroup"), f"enforced by {by}", fix))
     return out
+
+
+def _check(what: str, ok: bool, found: str, fix: str, level: str = "warning") -> Check:
+    """`level` and `fix` apply if it is not ok."""
+    return Check(what, "ok" if ok else level, found, "" if ok else fix)

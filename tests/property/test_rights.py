@@ -102,7 +102,7 @@ class Callers(RuleBasedStateMachine):
         if self.ask(who, "POST", "/periodic", request).status == 201:
             self.periodics += 1
             self.made_by[name] = who
-            made = self.service.calendar.one(name)
+            made = self.service.cron.get(name)
             assert (made.by, made.job.user) == (who, who)
             assert made.job.priority <= MOST.get(self.roles[who], 10**9)
 

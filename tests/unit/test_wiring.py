@@ -78,10 +78,10 @@ def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, insta
         pytest.param({"cpu": 4, "sockets": (S("a"),)}, "'a' is not a number or a range", id="not a number"),
         pytest.param({"cpu": 4, "sockets": (S((-1,)),)}, "-1 is out of range", id="a negative core"),
         pytest.param(
-            {"sockets": (S("0-3"),)}, "more cpus in the sockets \\(4\\) than cpu = 1", id="more cores than it has"
+            {"sockets": (S("0-3"),)}, "the sockets have more cpus \\(4\\) than cpu = 1", id="more cores than it has"
         ),
         pytest.param(
-            {"sockets": (S("0", "0"),)}, "more gpus in the sockets \\(1\\) than gpu = 0", id="more GPUs than it has"
+            {"sockets": (S("0", "0"),)}, "the sockets have more gpus \\(1\\) than gpu = 0", id="more GPUs than it has"
         ),
         pytest.param({"sockets": (S(),)}, "neither cpus nor gpus", id="an empty socket"),
         pytest.param({"address": "10.0.0.1:80"}, "'10.0.0.1:80' is not an address", id="an address with a port"),
@@ -156,7 +156,7 @@ def test_the_decision_log_can_not_take_the_place_of_other_files(tmp_path: Path, 
     for taken in ("hodei.db", "tokens", "token", "config.toml", "lock"):
         (tmp_path / taken).write_text("kept")
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(InvalidInput, match=r"server\.decision_log: .* is not the name of a log"):
+    with pytest.raises(InvalidInput, match=r"server\.decision_log: .* is not a name for a decision log"):
         make_service(tmp_path, Config(server=ServerConfig(decision_log=name)), instant=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
@@ -167,7 +167,7 @@ def test_the_decision_log_is_a_plain_file(tmp_path: Path):
     (tmp_path / "dir.jsonl").mkdir()
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "tokens")
     for name in ("dir.jsonl", "link.jsonl"):
-        with pytest.raises(InvalidInput, match="is not a plain file"):
+        with pytest.raises(InvalidInput, match="is not a regular file"):
             decision_log_path(tmp_path, name)
 
 
@@ -234,10 +234,10 @@ def test_doctor_tells_of_backends_in_the_chain_that_are_not_there(tmp_path: Path
             await service.stop()
 
     (said,) = [check for check in asyncio.run(checks()) if check.name == "fallback"]
-    assert (said.level, said.found) == ("warning", "scheduling.fallback names clod, and there is no such backend")
+    assert (said.level, said.found) == ("warning", "scheduling.fallback names backends that do not exist: clod")
 
 
 def test_the_name_of_this_machine_wants_its_kind_and_says_which(tmp_path: Path):
-    with pytest.raises(InvalidInput, match="is for this machine") as refused:
+    with pytest.raises(InvalidInput, match="is reserved for this machine") as refused:
         make_service(tmp_path, Config(backends={"local": {"enabled": False}}))
-    assert refused.value.hint == 'write kind = "local" there, or give it another name'
+    assert refused.value.hint == 'write kind = "local", or use another name'

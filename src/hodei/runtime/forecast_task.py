@@ -1,7 +1,7 @@
-"""Looking ahead in real life: forecasts in the background, and answers to "what if?". Never on the loop, never for real.
+"""Start forecasts in the background, and what-if queries. Both run ahead on a copy of the controller.
 
-All of it happens in forked children (see `runtime.fork_worker`), which see the controller as it is at that moment and give up when
-their time is over. Those who make forecasts let others on the machine go first, and take a tenth of a core at most.
+They run in forked children (`runtime.fork_worker`) that see the controller as it is at the fork and stop at their time
+limit. Forecasts run at low priority and use at most a tenth of a core.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ from hodei.ports import Clock, JobQuery, Store
 from hodei.runtime.fork_worker import ForkWorker
 from hodei.runtime.metrics import Metrics
 
-log = logging.getLogger("hodei.foresight")
+log = logging.getLogger("hodei.forecasts")
 _NOTE = "forecasts"
-# How many ended jobs are looked at, at start-up, to learn how long jobs run.
+# ConfigOrigin many ended jobs are read at start-up to learn run times.
 _HISTORY = 1000
-# Whatever waits: forecasts may take this share of the time between them (of one core), an answer this long.
-_SHARE = 0.1
-_LEAST_S = 0.5
-# Forecasts rest after so much work, as long as they worked, and let others go first: but not so far that an overloaded
-# machine makes none at all.
+# The share of one core that forecasts may use, but at least this long per round.
+_CPU_SHARE = 0.1
+_MIN_ROUND_S = 0.5
+# Forecasts pause after this much work, for as long as it took. Their niceness still lets an overloaded machine make some.
 _WORK_S = 0.005
-_AFTER_ALL_OTHERS = 10
-# Answers that a person waits for let the server itself go first.
-_AFTER_THE_SERVER = 5
-_AT_ONCE = 2
-# Children that have not come to an end after so long are ended.
-_TOO_LONG_S = 120.0
+_FORECAST_NICE = 10
+# Interactive queries run below the priority of the server itself.
+_QUERY_NICE = 5
+_MAX_QUERIES = 2
+# Children that run longer are killed.
+_CHILD_LIMIT_S = 120.0
 _WHAT_IF_S = 10.0
-_SOON_S = 2.0
+_FIRST_ROUND_S = 2.0
 _WAITING = ("pending", "held")
 
 Commit = Callable[[Sequence[Save]], Awaitable[None]]
@@ -68,26 +67,26 @@ class ForecastTask:
         self._controller, self._store, self._clock, self._make = controller, store, clock, make
         self._every_s = max(parse_duration_ms(config.every), 1000) / 1000
         self.enabled, self._max_jobs = config.enabled, config.max_jobs
-        self.aside = ForkWorker(_AT_ONCE, nice=_AFTER_THE_SERVER, limit_s=_TOO_LONG_S)
-        self._foretelling = ForkWorker(1, nice=_AFTER_ALL_OTHERS, limit_s=self._every_s + _TOO_LONG_S)
+        self.query_worker = ForkWorker(_MAX_QUERIES, nice=_QUERY_NICE, limit_s=_CHILD_LIMIT_S)
+        self._forecast_worker = ForkWorker(1, nice=_FORECAST_NICE, limit_s=self._every_s + _CHILD_LIMIT_S)
         self._forecasts = Forecasts()
         self._metrics = metrics
-        # Told when they will start, where a rule wants to know.
-        self.tell: Callable[[Sequence[Fact]], None] | None = None
-        # When runs will begin that wait in the lines of backends, by their own estimates.
-        self.begins: Callable[[], dict[RunId, int]] = dict
+        # Where forecasts go as facts, for plugins that use them.
+        self.enqueue: Callable[[Sequence[Fact]], None] | None = None
+        # Expected starts of runs in the backends' own queues.
+        self.expected_starts: Callable[[], dict[RunId, int]] = dict
 
     def close(self) -> None:
-        self.aside.close()
-        self._foretelling.close()
+        self.query_worker.close()
+        self._forecast_worker.close()
 
     # ------------------------------------------------------------------------------------------- forecasts
 
     def latest(self, job: JobId) -> StartForecast | None:
         return self._forecasts.latest(job)
 
-    def stepped(self, step: Step) -> None:
-        """What has been decided and stored: starts are graded, ends are learned from."""
+    def observe(self, step: Step) -> None:
+        """A committed step: grades the forecasts of started jobs, and learns run times from ended ones."""
         for save in step.saves:
             if isinstance(save, SaveJob):
                 self._learn(save.job)
@@ -95,7 +94,7 @@ class ForecastTask:
     def _learn(self, job: Job) -> None:
         self._forecasts.arrivals.arrived(job)
         kept = self._forecasts.of.get(job.id)
-        # Also when it has ended by the time that we hear of it.
+        # Also if the job has already ended by now.
         if kept and job.scheduled_ms >= kept[0].made_ms:
             for grade in self._forecasts.started(job.id, job.scheduled_ms):
                 self._metrics.forecast_graded.inc()
@@ -105,48 +104,48 @@ class ForecastTask:
             self._forecasts.ended(job)
 
     async def run(self, commit: Commit) -> None:
-        """For ever: now and then a forecast for everyone who waits."""
-        await self._recall()
-        await asyncio.sleep(min(self._every_s, _SOON_S))
+        """Forecasts all pending jobs every so often, forever."""
+        await self._load()
+        await asyncio.sleep(min(self._every_s, _FIRST_ROUND_S))
         while True:
             try:
-                if await self._foretell():
+                if await self._forecast():
                     await commit([SaveValue(_NOTE, msgspec.json.encode(self._forecasts.record()).decode())])
             except Unavailable as error:
                 log.warning("forecasts could not be stored: %s", error)
             except Exception:
-                log.exception("forecasts could not be made; the next try is in %g s", self._every_s)
+                log.exception("forecasts failed; next try in %g s", self._every_s)
             await asyncio.sleep(self._every_s)
 
-    async def _foretell(self) -> bool:
-        """Whether there was anyone to foretell for."""
+    async def _forecast(self) -> bool:
+        """False if there was nothing to forecast."""
         waiting = sum(self._controller.pending().values())
         if not 0 < waiting <= self._max_jobs:
             return False
-        now_ms, begins = self._clock.now_ms(), self.begins()
-        found = await self._foretelling.ask(
+        now_ms, starts = self._clock.now_ms(), self.expected_starts()
+        found = await self._forecast_worker.run(
             lambda: self._forecasts.foresee(
                 self._controller,
                 now_ms,
                 partial(_seeded, now_ms),
-                begins=begins,
-                go_on=_at_leisure(max(self._every_s * _SHARE, _LEAST_S), self._every_s),
+                begins=starts,
+                go_on=_throttled(max(self._every_s * _CPU_SHARE, _MIN_ROUND_S), self._every_s),
             )
         )
         jobs = self._controller.cluster.jobs
         still = {id for id in found.keys() | self._forecasts.of.keys() if id in jobs and jobs[id].state in _WAITING}
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
         self._forecasts.forget(still)
-        if self.tell is not None and self._forecasts_are_used():
-            self.tell([StartsForecast({id: found[id].p50_ms for id in sorted(still & found.keys())})])
+        if self.enqueue is not None and self._forecasts_are_used():
+            self.enqueue([StartsForecast({id: found[id].p50_ms for id in sorted(still & found.keys())})])
         return True
 
     def _forecasts_are_used(self) -> bool:
         plugins = (plugin for profile in self._controller.engine.profiles.values() for plugin in profile.layouts)
         return any(getattr(plugin, "needs_forecasts", False) for plugin in plugins)
 
-    async def _recall(self) -> None:
-        """What was known before the restart."""
+    async def _load(self) -> None:
+        """Restores the forecasts and learned run times from the store."""
         try:
             text, page = await asyncio.to_thread(
                 lambda: (
@@ -161,7 +160,7 @@ class ForecastTask:
             if text:
                 self._forecasts.restore(msgspec.json.decode(text, type=Record))
         except (Unavailable, msgspec.MsgspecError) as error:
-            log.warning("what was foretold before could not be read: %s", error)
+            log.warning("the stored forecasts cannot be read: %s", error)
 
     # --------------------------------------------------------------------------------------------- what if
 
@@ -172,31 +171,31 @@ class ForecastTask:
         *,
         make: Callable[[SchedulingConfig], Controller] | None = None,
     ) -> WhatIf:
-        """`make`: what makes a controller of the policy, if not the one for whom anyone may ask."""
+        """`make` builds the controller for `policy`; the default loads only plugins in use, so any reader may ask."""
         make = make or self._make
 
         def answer() -> WhatIf:
             if policy is not None and make is None:
-                raise InvalidInput("this server cannot try another policy")
+                raise InvalidInput("this server cannot simulate another policy")
             under = make(policy) if policy is not None and make is not None else None
             now_ms, unsaid_ms = self._clock.now_ms(), self._forecasts.run_times.usual_ms()
-            go_on = _for_so_long(_WHAT_IF_S)
+            go_on = _until_timeout(_WHAT_IF_S)
             return what_if(self._controller, question, now_ms, under=under, unsaid_ms=unsaid_ms, go_on=go_on)
 
-        asked = (msgspec.msgpack.encode((structs.replace(question, first=0), policy)), id(make))
-        return await self.aside.ask(answer, asked)
+        key = (msgspec.msgpack.encode((structs.replace(question, first=0), policy)), id(make))
+        return await self.query_worker.run(answer, key)
 
 
-# --------------------------------------------------------------------------------------------- in the child
+# ---------------------------------------------------------------------------------------- in the child
 
 
-def _for_so_long(seconds: float) -> Callable[[], bool]:
+def _until_timeout(seconds: float) -> Callable[[], bool]:
     ends = time.monotonic() + seconds
     return lambda: time.monotonic() < ends
 
 
-def _at_leisure(work_s: float, within_s: float) -> Callable[[], bool]:
-    """For so long of its own work, with rests in between."""
+def _throttled(work_s: float, within_s: float) -> Callable[[], bool]:
+    """True until `work_s` of CPU time or `within_s` are used; sleeps in between."""
     ends, worked_s, since = time.monotonic() + within_s, 0.0, time.thread_time()
 
     def go_on() -> bool:

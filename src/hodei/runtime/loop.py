@@ -1,8 +1,8 @@
-"""The loop: facts are gathered, the controller steps, the saves are committed as one, then everyone is told and the acts begin.
+"""The scheduling loop: collect facts, step the controller, commit its saves, then publish events and carry out acts.
 
-One step at a time. A large one (an array) is gone through in parts, with everyone else's turn in between, and is one commit
-all the same. While a commit waits for the disk new facts gather, so that the next commit carries more: the
-group grows with the load. Nobody hears of anything that is not committed, and no act begins before.
+One step at a time. A large step (an array) runs in slices with the event loop in between, and is still one commit. Facts
+that arrive during a commit go into the next step together, so the batch grows with the load. Nothing is published and no
+act begins before its commit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED
 from hodei.ports import Clock, Store
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.event_hub import EventHub
 from hodei.runtime.metrics import Metrics
+from hodei.runtime.observers import EventHub
 from hodei.runtime.rights import CALLER, Caller, Rights
 
 log = logging.getLogger("hodei.loop")
@@ -35,16 +35,16 @@ T = TypeVar("T")
 
 _MAX_FACTS = 2000
 _IDLE_S = 5.0
-# While the store takes nothing and there is nothing to write, it is tried so often.
-_TRY_AGAIN_S = 1.0
-# A write that is no older shows that the store can be written.
+# ConfigOrigin often a failing store is tried while there is nothing to write.
+_PROBE_S = 1.0
+# A successful write younger than this proves that the store is writable.
 _RECENT_S = 5.0
 
 
-def held(error: Unavailable) -> Unavailable:
+def write_pending(error: Unavailable) -> Unavailable:
     return Unavailable(
-        f"the request is held and will be carried out when the store can be written again: {error.message}",
-        hint="look with `hodei jobs` when it is back; the same Idempotency-Key again never does it twice",
+        f"the request waits and is carried out when the store is writable again: {error.message}",
+        hint="check with `hodei jobs` later; repeating it with the same Idempotency-Key never does it twice",
         code="WRITE_PENDING",
     )
 
@@ -62,9 +62,9 @@ class Loop:
     ) -> None:
         self.controller = controller
         self.fatal: HodeiError | None = None
-        # Why the store takes nothing at the moment.
-        self.trouble: Unavailable | None = None
-        self._held_up: asyncio.Future[None] | None = None
+        # The error of the last write, while the store is not writable.
+        self.store_error: Unavailable | None = None
+        self._store_failed: asyncio.Future[None] | None = None
         self._written_s = 0.0
         self._store = store
         self._clock = clock
@@ -73,34 +73,36 @@ class Loop:
         self._act = act
         self._decision_log = decision_log
         self._inbox: list[tuple[Sequence[Fact], Sequence[Save], asyncio.Future[None] | None]] = []
-        self._answering: list[asyncio.Future[None]] = []
-        self._impatient: set[asyncio.Future[None]] = set()
+        self._in_step: list[asyncio.Future[None]] = []
+        # Commits of clients that must not wait for a store that is down.
+        self._client_commits: set[asyncio.Future[None]] = set()
         self._more = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._stopping = False
-        self._in_a_hurry = asyncio.Event()
-        self.waiting_jobs = 0
+        self._shutting_down = asyncio.Event()
+        # Jobs that have their numbers but are not committed yet; they count as pending for admission.
+        self.uncommitted_jobs = 0
         self.on_step: Callable[[Step], None] | None = None
         self.on_commit: Callable[[Sequence[Save]], None] | None = None
         self.on_damage: Callable[[list[DamagedRecord]], None] = lambda found: None
         self.rights: Rights | None = None
-        # Held from a decision until it is stored and its acts are given out: whoever compares what is believed with what
-        # runs takes it first, so that nothing is ordered that is not stored yet.
-        self.quiet = asyncio.Lock()
+        # Held from a decision until it is stored and its acts are handed out. Code that compares the state with the
+        # backends takes it first, so that it orders nothing that is not stored yet.
+        self.step_lock = asyncio.Lock()
 
-    # ------------------------------------------------------------------------------------------- telling
+    # --------------------------------------------------------------------------------------------- inbox
 
-    def tell(self, facts: Sequence[Fact]) -> None:
-        """Facts that nobody waits for."""
+    def enqueue(self, facts: Sequence[Fact]) -> None:
+        """Facts whose commit is not waited for."""
         self._inbox.append((facts, (), None))
         self._more.set()
 
-    async def committed(self, facts: Sequence[Fact], saves: Sequence[Save] = (), *, patient: bool = False) -> None:
-        """Returns when the facts, with all that followed from them, are safely stored. NotPermitted if the caller may not.
+    async def commit(self, facts: Sequence[Fact], saves: Sequence[Save] = (), *, wait_for_store: bool = False) -> None:
+        """Returns when the facts and everything that follows from them are durable. NotPermitted if the caller may not.
 
-        A call on behalf of a client does not wait for a store that takes nothing. If that is known before, it is refused
-        and nothing is done. If it turns out on the way, the client is told that its request is held; unless `patient`:
-        the caller then goes on by itself, and must not be left in between."""
+        A call on behalf of a client does not wait for a store that is down. If it is known to be down, the call is refused
+        and nothing is done. If it fails during the call, the client gets WRITE_PENDING, except with `wait_for_store`: for
+        callers that must not be interrupted halfway."""
         caller = CALLER.get()
         self._check_open(caller)
         if caller is not None:
@@ -111,26 +113,26 @@ class Loop:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.append((facts, saves, done))
         self._more.set()
-        if caller is None or patient:
+        if caller is None or wait_for_store:
             await done
             return
-        self._impatient.add(done)
+        self._client_commits.add(done)
         try:
             await done
         finally:
-            self._impatient.discard(done)
+            self._client_commits.discard(done)
 
     def _check_open(self, caller: Caller | None) -> None:
         if self.fatal is not None or self._stopping:
             raise Unavailable("the server is shutting down", hint="try again when it is back")
-        if caller is not None and self.trouble is not None:
+        if caller is not None and self.store_error is not None:
             raise Unavailable(
-                f"nothing can be stored now, so nothing was done: {self.trouble.message}",
-                hint=f"{self.trouble.hint or 'run `hodei doctor`'}; then try again",
+                f"the store is not writable, so nothing was done: {self.store_error.message}",
+                hint=f"{self.store_error.hint or 'run `hodei doctor`'}; then try again",
             )
 
     async def _check_rights(self, rights: Rights, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:
-        """Changes of very many jobs in parts. New jobs were judged before, and are passed over at once."""
+        """In slices, for changes of very many jobs. New jobs were checked at submission and cost nothing here."""
         rights.check(caller, (), saves)
         for number, part in enumerate(chunks(facts)):
             if number and type(part[0]) is not JobSubmitted:
@@ -138,74 +140,74 @@ class Loop:
             rights.check(caller, part, ())
 
     async def write(self, call: Callable[[], T]) -> T:
-        """Any other write to the store, between two commits."""
+        """Another write to the store, between two commits."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, call)
 
-    async def writable(self) -> None:
-        """Unavailable if the store takes nothing: it failed at the last write, or fails at one that is tried now."""
-        if self.trouble is None and time.monotonic() - self._written_s > _RECENT_S and not self.quiet.locked():
+    async def check_writable(self) -> None:
+        """Unavailable if the last write failed, or an empty one fails now."""
+        if self.store_error is None and time.monotonic() - self._written_s > _RECENT_S and not self.step_lock.locked():
             try:
                 await self.write(partial(self._store.commit, ()))
                 self._written_s = time.monotonic()
             except Unavailable as error:
-                self._in_trouble(error)
-        if self.trouble is not None:
-            raise self.trouble
+                self._set_store_error(error)
+        if self.store_error is not None:
+            raise self.store_error
 
-    def held_up(self) -> asyncio.Future[None]:
-        """Done when the store takes nothing; shared, so not to be cancelled."""
-        if self._held_up is None:
-            self._held_up = asyncio.get_running_loop().create_future()
-        return self._held_up
+    def store_failed(self) -> asyncio.Future[None]:
+        """Done when a write fails. Shared, so do not cancel it."""
+        if self._store_failed is None:
+            self._store_failed = asyncio.get_running_loop().create_future()
+        return self._store_failed
 
-    def _in_trouble(self, error: Unavailable | None) -> None:
-        if self.trouble is not None and error is None:
-            log.warning("the store can be written again")
-        self.trouble = error
+    def _set_store_error(self, error: Unavailable | None) -> None:
+        if self.store_error is not None and error is None:
+            log.warning("the store is writable again")
+        self.store_error = error
         if error is None:
             self._written_s = time.monotonic()
-            self._held_up = None
+            self._store_failed = None
         else:
-            if not self.held_up().done():
-                self.held_up().set_result(None)
+            if not self.store_failed().done():
+                self.store_failed().set_result(None)
             self._more.set()
-            for done in self._impatient:
+            for done in self._client_commits:
                 if not done.done():
-                    done.set_exception(held(error))
+                    done.set_exception(write_pending(error))
 
-    # ------------------------------------------------------------------------------------------- turning
+    # --------------------------------------------------------------------------------------------- steps
 
     async def run(self) -> None:
-        """Until `stop`, or until another writer has taken over (then `fatal` says so)."""
+        """Until `stop`, or until another server has opened the store; `fatal` is set then."""
         try:
             while not self._stopping:
-                await self._pause()
-                await self._turn()
+                await self._wait()
+                await self._step()
         except StaleEpoch as error:
             self.fatal = error
-            log.error("another server has taken over this store: %s", error)
+            log.error("stopped: another server has opened this store: %s", error)
         except Unavailable as error:
             self.fatal = error
-            log.error("stopped before the store was back; what was not acknowledged is dropped: %s", error)
+            log.error("stopped while the store was not writable; unacknowledged requests are dropped: %s", error)
         finally:
-            # Whatever ended it, nobody is left waiting for an answer that will not come.
+            # However it ended, no caller may wait for an answer that will not come.
             self._stopping = True
             self._fail_all(Unavailable("the server is shutting down", hint="try again when it is back"))
             self._writer.shutdown(wait=True)
 
-    def hurry(self) -> None:
-        """The end is near: go on, but give up what the store does not take now instead of waiting for it."""
-        self._in_a_hurry.set()
+    def begin_shutdown(self) -> None:
+        """From now on a failed write is not retried."""
+        self._shutting_down.set()
 
     def stop(self) -> None:
-        self.hurry()
+        self.begin_shutdown()
         self._stopping = True
         self._more.set()
 
-    async def _pause(self) -> None:
+    async def _wait(self) -> None:
         now = self._clock.now_ms()
         due = self.controller.next_wakeup_ms(now)
-        idle_s = _IDLE_S if self.trouble is None else _TRY_AGAIN_S
+        idle_s = _IDLE_S if self.store_error is None else _PROBE_S
         wait = idle_s if due is None else min(max(due - now, 0) / 1000, idle_s)
         if not self._inbox and wait > 0:
             if self._decision_log is not None:
@@ -218,10 +220,10 @@ class Loop:
             await asyncio.sleep(0)
         self._more.clear()
 
-    async def _turn(self) -> None:
+    async def _step(self) -> None:
         facts: list[Fact] = []
         saves: list[Save] = []
-        self._answering = waiting = list[asyncio.Future[None]]()
+        self._in_step = waiting = list[asyncio.Future[None]]()
         taken = 0
         for batch, more, done in self._inbox:
             if facts and len(facts) + len(batch) > _MAX_FACTS:
@@ -234,22 +236,22 @@ class Loop:
         del self._inbox[:taken]
         if self._inbox:
             self._more.set()
-        async with self.quiet:
+        async with self.step_lock:
             await self._decide(facts, saves, waiting)
 
     async def _decide(self, facts: list[Fact], saves: list[Save], waiting: list[asyncio.Future[None]]) -> None:
         if self._decision_log is not None and self._decision_log.full:
-            # Not right after the step that filled it: all that a large one leaves behind to be freed would be shared with
-            # the process that writes the state down, and copied page by page.
+            # Not right after the step that filled it: garbage that a large step leaves would be shared with the forked
+            # process that writes the state, and copied page by page when it is freed.
             self._decision_log.begin_segment(self.controller)
         now = self._clock.now_ms()
-        step, seconds = await self._unhurried(self.controller.step_in_chunks(now, facts))
+        step, seconds = await self._in_slices(self.controller.step_in_chunks(now, facts))
         if self._decision_log is not None and (facts or not step.empty):
-            await self._unhurried(self._decision_log.writing(now, facts, step.plan))
+            await self._in_slices(self._decision_log.write_in_slices(now, facts, step.plan))
         saves += step.saves
         decided = time.perf_counter()
-        if saves or self.trouble is not None:
-            await self._commit(saves)
+        if saves or self.store_error is not None:
+            await self._write(saves)
         committed = time.perf_counter()
         for done in waiting:
             if not done.done():
@@ -257,12 +259,11 @@ class Loop:
         placed = self._metrics.decided(step, seconds, committed - decided)
         if self.on_commit is not None and saves:
             self.on_commit(saves)
-        await self._unhurried(self._telling(step, placed))
+        await self._in_slices(self._publish(step, placed))
         if step.acts:
             self._act(step.acts)
 
-    def _telling(self, step: Step, placed: Mapping[JobId, int]) -> Generator[None, None, None]:
-        """Everyone who wants to hear of it."""
+    def _publish(self, step: Step, placed: Mapping[JobId, int]) -> Generator[None, None, None]:
         for number, part in enumerate(chunks(step.saves)):
             if number:
                 yield
@@ -274,8 +275,8 @@ class Loop:
             if events or ended:
                 self._hub.publish(events, ended)
 
-    async def _unhurried(self, work: Generator[None, None, T]) -> tuple[T, float]:
-        """Work that may be long, in parts, with everyone else's turn in between; and how long the parts took."""
+    async def _in_slices(self, work: Generator[None, None, T]) -> tuple[T, float]:
+        """Runs the generator with the event loop in between; its value, and the time spent in it."""
         spent = 0.0
         while True:
             began = time.perf_counter()
@@ -286,38 +287,37 @@ class Loop:
             spent += time.perf_counter() - began
             await asyncio.sleep(0)
 
-    async def _commit(self, saves: Sequence[Save]) -> None:
-        """Held up, not lost, when storage fails: what was decided stays decided and is written when storage is back.
-        Callers wait that long; those who give up may ask again with the same key."""
-        loop, pause, made_way = asyncio.get_running_loop(), 0.1, False
+    async def _write(self, saves: Sequence[Save]) -> None:
+        """Retries until the store is back: what was decided stays decided."""
+        loop, pause, repaired = asyncio.get_running_loop(), 0.1, False
         while True:
             try:
                 await loop.run_in_executor(self._writer, self._store.commit, saves)
-                if self.trouble is not None:
-                    self._in_trouble(None)
+                if self.store_error is not None:
+                    self._set_store_error(None)
                 else:
                     self._written_s = time.monotonic()
                 return
             except (NotFound, Conflict):
-                # The store is not as we left it: rows are gone, or are where others belong.
-                if made_way:
+                # The store is damaged: rows are missing, or others are in their place.
+                if repaired:
                     raise
-                now_ms, made_way = self._clock.now_ms(), True
+                now_ms, repaired = self._clock.now_ms(), True
                 found = await loop.run_in_executor(self._writer, self._store.repair_conflicts, saves, now_ms)
                 if not found:
                     raise
                 self.on_damage(found)
             except Unavailable as error:
-                if self._in_a_hurry.is_set():
+                if self._shutting_down.is_set():
                     raise
-                self._in_trouble(error)
-                log.error("cannot write to the store, trying again in %.1f s: %s; %s", pause, error, error.hint)
+                self._set_store_error(error)
+                log.error("cannot write to the store, next try in %.1f s: %s; %s", pause, error, error.hint)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._in_a_hurry.wait(), pause)
+                    await asyncio.wait_for(self._shutting_down.wait(), pause)
                 pause = min(pause * 2, 2.0)
 
     def _fail_all(self, error: HodeiError) -> None:
-        for done in (*self._answering, *(done for _, _, done in self._inbox)):
+        for done in (*self._in_step, *(done for _, _, done in self._inbox)):
             if done is not None and not done.done():
                 done.set_exception(error)
         self._inbox.clear()

@@ -1,4 +1,4 @@
-"""What the house counts about itself, in Prometheus' words. No label ever holds a job's name or id."""
+"""Prometheus metrics of the server. No label holds the name or id of a job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED
 from hodei.model.outcome import failure_class
 
-# ------------------------------------------------------------------------------------- sharing metrics
-# Gauges about who has had how much and who may have how much. For as many projects as a person can look at.
-
-
-# More than so many would be too many series: then there are none, and `hodei share` and `hodei quota` have them all.
+# With more projects there would be too many series; `hodei share` and `hodei quota` show all of them.
 _MAX_PROJECTS = 200
 
 
@@ -31,7 +27,7 @@ class SharingMetrics:
             registry=registry,
         )
 
-    def read(self, accounts: Accounts) -> None:
+    def update(self, accounts: Accounts) -> None:
         self.factor.clear()
         self.quota.clear()
         factors = accounts.sharing.account_factors() if accounts.sharing is not None and accounts.policy.shares else {}
@@ -45,13 +41,10 @@ class SharingMetrics:
                     self.quota.labels(row.project, row.resource).set(row.used / row.hard)
 
 
-# ----------------------------------------------------------------------------------------------------
-
-
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
 _WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
-# Per-node gauges are for clusters that a person can look at; larger ones get the sums per backend.
+# Larger clusters have no gauges per node, only totals.
 MAX_NODES = 200
 _ESCALATION = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "promoted"}
 
@@ -72,30 +65,30 @@ class Metrics:
         )
         self.submitted = Counter("hodei_jobs_submitted", "Jobs accepted", registry=r)
         self.ended = Counter("hodei_jobs_ended", "Jobs ended, by state", ["state"], registry=r)
-        self.preemptions = Counter("hodei_preemptions", "Gangs told to go to make room for others", registry=r)
+        self.preemptions = Counter("hodei_preemptions", "Gangs preempted for others", registry=r)
         self.starts = Counter(
-            "hodei_starts", "Jobs of lines that promise starts, by how they came to theirs", ["kind"], registry=r
+            "hodei_starts", "Jobs started from queues with start reservations, by kind of start", ["kind"], registry=r
         )
         self.broken = Counter(
-            "hodei_start_reservations_broken", "ReservedStart starts broken by the scheduler itself", registry=r
+            "hodei_start_reservations_broken", "Start reservations broken by the scheduler itself", registry=r
         )
         self.missed = Counter(
             "hodei_start_reservations_missed",
-            "ReservedStart starts that came late for another cause",
+            "Start reservations missed for another cause",
             ["cause"],
             registry=r,
         )
         self.forecast_error = Histogram(
-            "hodei_forecast_error_seconds", "How far from its P50 a job started", buckets=_ERROR_S, registry=r
+            "hodei_forecast_error_seconds", "ConfigOrigin far from its P50 a job started", buckets=_ERROR_S, registry=r
         )
         self.forecast_graded = Counter("hodei_forecast_graded", "Forecasts whose job has started", registry=r)
-        self.forecast_covered = Counter("hodei_forecast_covered", "Of those, started by its P90", registry=r)
-        self.faults = Counter(
-            "hodei_plugin_errors", "Plugin failures that were fenced", ["plugin", "point"], registry=r
+        self.forecast_covered = Counter("hodei_forecast_covered", "Forecasts whose job started by its P90", registry=r)
+        self.plugin_errors = Counter(
+            "hodei_plugin_errors", "Plugin failures that were contained", ["plugin", "point"], registry=r
         )
         self.backend_errors = Counter("hodei_backend_errors", "Failed calls to a backend", ["backend"], registry=r)
         self.backend_up = Gauge(
-            "hodei_backend_up", "1 while a backend is well and not disabled", ["backend"], registry=r
+            "hodei_backend_up", "1 while a backend is healthy and not disabled", ["backend"], registry=r
         )
         self.depending = Gauge(
             "hodei_jobs_waiting_for_dependencies", "Jobs that wait for other jobs or data", registry=r
@@ -103,18 +96,18 @@ class Metrics:
         self.pending = Gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"], registry=r)
         self.breaker = Gauge(
             "hodei_retry_breaker_open",
-            "1 while a full cluster makes a line be tried less often",
+            "1 while a queue is retried less often because the cluster is full",
             ["profile"],
             registry=r,
         )
         self.escalation = Counter(
             "hodei_escalations",
-            "Jobs helped because they waited too long: moved, relaxed, promoted",
+            "Escalations of jobs that waited too long: moved, relaxed, promoted",
             ["kind"],
             registry=r,
         )
-        self.logins = Counter(
-            "hodei_auth_failures", "Calls refused for want of a valid token, by what was wrong", ["reason"], registry=r
+        self.auth_failures = Counter(
+            "hodei_auth_failures", "Requests refused for lack of a valid token, by reason", ["reason"], registry=r
         )
         self.sharing = SharingMetrics(r)
         self.running = Gauge("hodei_runs_active", "Runs placed or running", registry=r)
@@ -123,21 +116,23 @@ class Metrics:
             "hodei_node_allocation_ratio", "Share of a node's resource in use", ["node", "resource"], registry=r
         )
         self.node_used = Gauge(
-            "hodei_node_used", "What is used on a node as measured", ["backend", "node", "resource"], registry=r
+            "hodei_node_used", "Measured usage of a node", ["backend", "node", "resource"], registry=r
         )
         self.allocated = Gauge("hodei_allocation_ratio", "Share of all capacity in use", ["resource"], registry=r)
-        self.stuck = Gauge("hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full", registry=r)
+        self.fragmentation = Gauge(
+            "hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full", registry=r
+        )
         self.pruned = Counter(
-            "hodei_pruned", "Records forgotten because they are old: jobs, loose, audit", ["what"], registry=r
+            "hodei_pruned", "Records pruned because of their age: jobs, loose, audit", ["what"], registry=r
         )
         self.retention_held = Gauge(
-            "hodei_retention_held", "1 while the clock is not believed and so forgets nothing", registry=r
+            "hodei_retention_held", "1 while retention does not trust the clock and prunes less", registry=r
         )
-        self.damaged = Gauge("hodei_damaged_records", "Records that could not be read and were set aside", registry=r)
-        self.beat = Gauge("hodei_last_step_timestamp_seconds", "When the scheduler last went round", registry=r)
+        self.damaged = Gauge("hodei_damaged_records", "Records that could not be read and were quarantined", registry=r)
+        self.last_step = Gauge("hodei_last_step_timestamp_seconds", "Time of the last scheduling step", registry=r)
 
     def decided(self, step: Step, seconds: float, commit_seconds: float) -> dict[JobId, int]:
-        """How many members of which jobs were placed."""
+        """Counts one step; returns the number of placed members by job."""
         self.latency.observe(seconds * 1000)
         if step.saves:
             self.commit.observe(commit_seconds * 1000)
@@ -154,7 +149,7 @@ class Metrics:
             self.failures.labels(refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES").inc()
         self.preemptions.inc(len(step.plan.evictions))
         for fault in step.plan.faults:
-            self.faults.labels(fault.plugin, fault.point).inc()
+            self.plugin_errors.labels(fault.plugin, fault.point).inc()
         return placed
 
     def saved(self, saves: Sequence[Save], placed: Mapping[JobId, int]) -> None:
@@ -184,7 +179,7 @@ class Metrics:
             self.ended.labels(state).inc(jobs)
 
     def render(self, controller: Controller) -> bytes:
-        """The gauges are read off the world when someone asks, not kept up all the time."""
+        """Sets the gauges from the current state: they are computed only for a scrape."""
         table = controller.cluster.table
         table.settle()
         self.depending.set(len(controller.dependencies))
@@ -209,9 +204,9 @@ class Metrics:
                     for row, node in enumerate(table.names):
                         if capacity[row]:
                             self.used.labels(node, resource).set(int(used[row]) / int(capacity[row]))
-        free, whole = view.free("cpu"), view.capacity("cpu")
-        scraps = int(free[(free > 0) & (free * 10 < whole)].sum())
-        self.stuck.set(scraps / int(free.sum()) if int(free.sum()) > 0 else 0)
-        self.sharing.read(controller.accounts)
-        self.beat.set(controller.beat_ms / 1000)
+        free, capacity = view.free("cpu"), view.capacity("cpu")
+        fragments = int(free[(free > 0) & (free * 10 < capacity)].sum())
+        self.fragmentation.set(fragments / int(free.sum()) if int(free.sum()) > 0 else 0)
+        self.sharing.update(controller.accounts)
+        self.last_step.set(controller.beat_ms / 1000)
         return generate_latest(self.registry)

@@ -1,8 +1,8 @@
-"""Event sinks and metric collectors: code from outside that learns what was committed and decides nothing.
+"""Observers of committed steps: event streams and waits (`EventHub`), event sinks and metric collectors (`Observers`).
 
-Each runs on a daemon thread of its own behind a bounded queue. One that raises, hangs or is slow neither stops nor
-delays the scheduler: what does not fit is dropped and counted. Delivery is at most once; a reader that must not miss an
-event follows `GET /v1/events` by sequence number instead.
+A sink or collector is an extension that decides nothing. Each runs on its own daemon thread behind a bounded queue. One
+that raises, hangs or is slow neither stops nor delays the scheduler: what does not fit is dropped and counted. Delivery
+is at most once; a reader that must not miss an event follows `GET /api/v1/events` by sequence number instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from hodei.ports import Collector
 
 log = logging.getLogger("hodei.observers")
 
-# What is remembered for one sink, in saves of committed steps.
+_SUBSCRIPTION_BUFFER = 10_000
+# The queue of one sink, in saves of committed steps.
 MAX_SAVES = 50_000
 _COLLECT_S = 1.0
 HOOKS = {
@@ -44,6 +45,88 @@ HOOKS = {
 METHODS = ("on_event", *dict.fromkeys(HOOKS.values()))
 # Submitted jobs that do not enter the queue yet: on hold, or waiting for other jobs.
 _NOT_QUEUED = "held"
+
+
+class Subscription:
+    """New events, in order. A subscriber that falls too far behind is cut off: `lagged` is set and its buffer dropped."""
+
+    def __init__(self, hub: EventHub) -> None:
+        self._hub = hub
+        self._events: deque[Event] = deque()
+        self._more = asyncio.Event()
+        self.lagged = False
+        self.closed = False
+
+    def push(self, events: Iterable[Event]) -> None:
+        if self.lagged:
+            return
+        self._events.extend(events)
+        if len(self._events) > _SUBSCRIPTION_BUFFER:
+            self.lagged = True
+            self._events.clear()
+        self._more.set()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._read()
+
+    async def _read(self) -> AsyncIterator[Event]:
+        while not self.closed:
+            while self._events:
+                yield self._events.popleft()
+            if self.lagged:
+                return
+            self._more.clear()
+            await self._more.wait()
+
+    def close(self) -> None:
+        self.closed = True
+        self._more.set()
+        self._hub.unsubscribe(self)
+
+
+class EventHub:
+    """In-process subscribers: event streams, and waits for the end of a job."""
+
+    def __init__(self) -> None:
+        self._subscribers: set[Subscription] = set()
+        self._waiting: dict[JobId, list[asyncio.Future[None]]] = {}
+
+    def subscribe(self) -> Subscription:
+        subscription = Subscription(self)
+        self._subscribers.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._subscribers.discard(subscription)
+
+    def publish(self, events: list[Event], ended: list[JobId]) -> None:
+        if events:
+            for subscription in self._subscribers:
+                subscription.push(events)
+        for job in ended:
+            for future in self._waiting.pop(job, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    def end_of(self, job: JobId) -> asyncio.Future[None]:
+        """Done when the job's end is committed. Call it before reading the store, so that no end is missed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job, []).append(future)
+        return future
+
+    def cancel_wait(self, job: JobId, future: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(job, [])
+        if future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[job]
+
+    def close(self) -> None:
+        for subscription in list(self._subscribers):
+            subscription.close()
+
+
+# ------------------------------------------------------------------------------- sinks and collectors
 
 
 class SinkThread:
@@ -127,7 +210,7 @@ class SinkThread:
 
 
 class CollectorThread:
-    """Asks one collector for its metrics, without making a scrape wait for longer than a second."""
+    """Reads one collector, without delaying a scrape for longer than a second."""
 
     def __init__(self, name: str, collector: Collector, errors: Counter) -> None:
         self.name, self._errors = name, errors.labels(name)
@@ -156,7 +239,7 @@ class CollectorThread:
         self._wanted.set()
 
     async def read(self, deadline_s: float) -> bytes:
-        """What it says now, or what it said last if it is slow."""
+        """The current metrics, or the previous ones if the collector is slow."""
         while not self._done.is_set() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - set by a thread
             await asyncio.sleep(0.005)
         return self.text

@@ -1,10 +1,8 @@
-"""What a user may have and may change, checked in the one place that every job and every change passes.
+"""Authorization of jobs and changes, in the one place that all of them pass.
 
-A job is judged by the rights of the user whose name it carries: by the role of the token that submits it, or, when no call
-is behind it (a periodic job that is due), by the role that its owner has at that moment. A change is judged by the role of
-the caller. What is not listed here as open to users needs the role `admin`.
-
-The routes' policies stand before this; they say who may call, this says what a call may bring about.
+A job is checked against the role of its user: that of the token that submits it, or, without a request (a periodic job
+that is due), the current role of its owner. A change is checked against the role of the caller. Everything that is not
+open to users here needs the role `admin`. The policies of the routes come first: they say who may call at all.
 """
 
 from __future__ import annotations
@@ -23,42 +21,46 @@ from hodei.model.escalation_state import decode_escalation
 from hodei.model.facts import EventNoted, Fact, JobReleased, JobRequeued, JobSubmitted, ReservationMade
 from hodei.model.job import Job, JobSpec
 
+if TYPE_CHECKING:
+    from hodei.control.accounting.accounts import AccountsPolicy
+    from hodei.model.ids import JobId
+
 # ---------------------------------------------------------------------------------------------- caller
-# On whose behalf something is done. Whoever lets a caller in says so here; the loop signs the caller's facts with the
-# name, and puts the audit row into the very commit that carries the act.
+# The request on whose behalf something happens. The loop signs its facts with the caller's name and puts the audit row
+# into the same commit.
 
 
 class Caller:
-    """One call of somebody. `entry` says who and what; its target is completed by what the call brings about."""
+    """One request. `entry`: who and what; its target is completed from what the request creates."""
 
     def __init__(self, entry: AuditEntry) -> None:
         self.entry = entry
         self.recorded = False
-        self._begun = False
+        self._recorded_first = False
 
     def sign(self, facts: Sequence[Fact]) -> Sequence[Fact]:
-        # Jobs carry the name of their user already, and come by the hundred thousand.
+        # Jobs already carry the name of their user, and come by the hundred thousand.
         if all(fact.by or type(fact) is JobSubmitted for fact in facts):
             return facts
         return [fact if fact.by else structs.replace(fact, by=self.entry.who) for fact in facts]
 
     def record(self, facts: Sequence[Fact], saves: Sequence[Save]) -> Sequence[Save]:
-        """The audit row, once, to be committed together with these."""
+        """The audit row, once, to be committed with these."""
         if self.recorded:
             return ()
         self.recorded = True
         if not self.entry.target:
-            self.entry = structs.replace(self.entry, target=_made(facts, saves))
+            self.entry = structs.replace(self.entry, target=_created(facts, saves))
         return (SaveAudit(self.entry),)
 
-    def begin(self, detail: str) -> None:
-        """The row is about to be written before its act. If that then comes to nothing, a second row says so."""
+    def record_first(self, detail: str) -> None:
+        """The row is written before its act. If the act then fails, a second row says so."""
         self.entry = structs.replace(self.entry, detail=detail)
-        self._begun = True
+        self._recorded_first = True
 
     def refused(self, code: str) -> SaveAudit | None:
-        """The row of a call that came to nothing; None if its act had been committed before."""
-        if self.recorded and not (self._begun and code):
+        """The row of a request that did nothing; None if its act was committed."""
+        if self.recorded and not (self._recorded_first and code):
             return None
         self.recorded = True
         self.entry = structs.replace(self.entry, code=code)
@@ -68,8 +70,8 @@ class Caller:
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
-def _made(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
-    """What has come into being, for calls that do not name it in their path."""
+def _created(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
+    """What the request creates, where its path does not name it."""
     ids = [fact.job.id for fact in facts if isinstance(fact, JobSubmitted)]
     if ids:
         return str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
@@ -79,20 +81,15 @@ def _made(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
     return ", ".join(names)
 
 
-# ----------------------------------------------------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    from hodei.control.accounting.accounts import AccountsPolicy
-    from hodei.model.ids import JobId
+# ---------------------------------------------------------------------------------------------- rights
 
 _SUBMITTERS = ("user", "admin")
 _NO_ESCALATION = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escalation")].default
 
 
 class Rights:
-    """`policy` is the one in force now. `role_of` tells which role a user has now, None for a user without a token; the
-    server sets it. Without it (trials, benchmarks, the Kubernetes scheduler) only calls are judged."""
+    """`policy` returns the one in force. `role_of` returns the current role of a user, None without a token; the server sets
+    it. Without it (trials, benchmarks, the Kubernetes scheduler) only requests are checked."""
 
     def __init__(self, policy: Callable[[], AccountsPolicy], jobs: Mapping[JobId, Job]) -> None:
         self._policy, self._jobs = policy, jobs
@@ -101,18 +98,18 @@ class Rights:
     # ------------------------------------------------------------------------------------------- new jobs
 
     def admitted(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
-        """The specs as they may be submitted; NotPermitted if one asks for more than its user may have."""
+        """The specs as they may be submitted; NotPermitted if one requests more than its user may have."""
         roles: dict[str, str | None] = {}
         out = []
         for spec in specs:
             if spec.user not in roles:
                 roles[spec.user] = self._role_for(spec.user)
             role = roles[spec.user]
-            out.append(spec if role is None else self._within(spec, role))
+            out.append(spec if role is None else self._within_limits(spec, role))
         return out
 
     def _role_for(self, user: str) -> str | None:
-        """The role that a new job of this user is judged by; None if nothing is known of roles."""
+        """The role that a new job of this user is checked against; None if roles are unknown."""
         caller = CALLER.get()
         if caller is not None and user == caller.entry.who:
             return caller.entry.role
@@ -122,23 +119,23 @@ class Rights:
             return None
         role = self.role_of(user)
         if role not in _SUBMITTERS:
-            has = f"has the role {role}" if role else "has no token any more"
+            has = f"has the role {role}" if role else "no longer has a token"
             raise NotPermitted(
                 f"{user} may not submit jobs: {user} {has}",
-                hint="an administrator can give them a token again, or remove what submits in their name",
+                hint="an administrator can create a token for them, or remove what submits in their name",
                 code="OWNER_FORBIDDEN",
             )
         return role
 
-    def _within(self, spec: JobSpec, role: str) -> JobSpec:
+    def _within_limits(self, spec: JobSpec, role: str) -> JobSpec:
         policy = self._policy()
         most = policy.max_priority.get(role)
         if most is not None:
-            asked = max(spec.priority, spec.escalation.promote_to)
-            if asked > most:
+            requested = max(spec.priority, spec.escalation.promote_to)
+            if requested > most:
                 raise NotPermitted(
-                    f"{spec.name} asks for priority {asked}; the role {role} may give at most {most}",
-                    hint="ask for less, or have someone with another role submit it",
+                    f"{spec.name} requests priority {requested}; the role {role} may use at most {most}",
+                    hint="request a lower priority, or use a token with another role",
                     code="PRIORITY_TOO_HIGH",
                 )
             if (
@@ -146,7 +143,7 @@ class Rights:
                 and spec.escalation.promote_after_ms
                 and not spec.escalation.promote_to
             ):
-                # A job that promotes itself goes no higher than its user may. Below 1 there is nowhere to go.
+                # Promotion goes no higher than the user may. Below 1 there is nothing to promote to.
                 own = {"promote_to": most} if most > 0 else {"promote_after_ms": 0}
                 spec = structs.replace(spec, escalation=structs.replace(spec.escalation, **own))
         users = policy.project_users.get(spec.project)
@@ -161,7 +158,7 @@ class Rights:
     # -------------------------------------------------------------------------------------------- changes
 
     def check(self, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:
-        """NotPermitted if the caller's role does not allow one of these. New jobs were judged by `admitted`."""
+        """NotPermitted if the caller's role does not allow one of these. New jobs were checked by `admitted`."""
         admin = caller.entry.role == "admin"
         for fact in facts:
             if type(fact) is JobSubmitted or (type(fact) is EventNoted and not fact.job):
@@ -174,7 +171,7 @@ class Rights:
                 raise _needs_admin(caller)
 
     def check_owner(self, job: Job) -> None:
-        """For what a call brings about without a commit. NotPermitted unless the job is the caller's, or they are admin."""
+        """NotPermitted unless the job belongs to the caller, or the caller is an admin."""
         caller = CALLER.get()
         if caller is not None and caller.entry.role != "admin" and job.spec.user != caller.entry.who:
             raise _not_owner(caller, f"job {job.id}", job.spec.user)
@@ -187,11 +184,11 @@ class Rights:
             return
         job = getattr(fact, "record", None) or self._jobs.get(number)
         if job is None:
-            return  # it has ended: there is nothing that the fact could change
+            return  # the job has ended: the fact changes nothing
         self.check_owner(job)
         if isinstance(fact, JobRequeued | JobReleased):
-            # Back into the line: with no more than the caller may give a new job.
-            self._within(_as_submitted(job), caller.entry.role)
+            # It queues again: the limits for new jobs apply.
+            self._within_limits(_as_submitted(job), caller.entry.role)
 
     def _check_periodic(self, caller: Caller, periodic: Periodic, *, starts: bool) -> None:
         if caller.entry.role != "admin" and periodic.by != caller.entry.who:
@@ -201,7 +198,7 @@ class Rights:
 
 
 def _as_submitted(job: Job) -> JobSpec:
-    """Without the promotion that the operator's own rules gave it."""
+    """Without promotions by the escalation rules."""
     before = decode_escalation(job.escalation_state).priority_before if job.escalation_state else -1
     return structs.replace(job.spec, priority=before) if before >= 0 else job.spec
 
@@ -212,7 +209,7 @@ def _needs_admin(caller: Caller) -> NotPermitted:
 
 def _not_owner(caller: Caller, what: str, owner: str) -> NotPermitted:
     return NotPermitted(
-        f"{what} belongs to {owner or 'nobody'}; {caller.entry.who} may change only their own",
-        hint="ask them, or an administrator",
+        f"{what} belongs to {owner or 'no user'}; {caller.entry.who} may change only their own",
+        hint="ask its owner, or an administrator",
         code="NOT_OWNER",
     )

@@ -1,6 +1,6 @@
-"""The house as others use it: everything that a caller may ask of a running Hodei, without HTTP.
+"""The server without HTTP: owns the loop, the store and the background tasks, and offers every operation of the API.
 
-`start` brings it to life (store, recovery, backends, loop), `stop` lays it down; runs go on.
+`start` restores the state from the store and connects to the backends. `stop` ends all tasks; runs continue.
 """
 
 from __future__ import annotations
@@ -45,38 +45,36 @@ from hodei.model.facts import (
 )
 from hodei.model.ids import JobId
 from hodei.model.interning import SpecInterner
-from hodei.model.job import JOB_ENDED, Job, JobSpec, Run
+from hodei.model.job import JOB_ENDED, Job, JobSpec
 from hodei.model.node import Node
 from hodei.model.reservation import CapacityHold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
-from hodei.runtime.backend_manager import BackendChanges, BackendManager
+from hodei.runtime.backend_manager import BackendFactory, BackendManager
 from hodei.runtime.clock import steady_ms
 from hodei.runtime.config_changes import ConfigChanges
 from hodei.runtime.cron import CronTask
-from hodei.runtime.damaged_records import DamagedRecords
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.dependency_lookup import DataWatch, DependencyLookup
-from hodei.runtime.event_hub import EventHub, Subscription
 from hodei.runtime.forecast_task import ForecastTask
 from hodei.runtime.fork_worker import QueryQueue
-from hodei.runtime.health_monitor import HealthPolicy
-from hodei.runtime.loop import Loop, held
+from hodei.runtime.loop import Loop, write_pending
 from hodei.runtime.metrics import Metrics
-from hodei.runtime.observers import Observers
-from hodei.runtime.retention import Retention
+from hodei.runtime.observers import EventHub, Observers
 from hodei.runtime.rights import CALLER, Rights
+from hodei.runtime.store_maintenance import DamagedRecords, Retention
+from hodei.runtime.watcher import HealthPolicy
 
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
 _RESTORE_BATCH = 1000
-# So many ended jobs are looked at when a server that learns from them starts.
+# ConfigOrigin many ended jobs a learning estimator gets at start-up.
 _HISTORY = 5000
-# So many jobs of a plan are tried on the loop; more of them beside it.
-_PLANNED_HERE = 8
-# A start is told as in doubt when its backend has not answered for so long.
+# A plan for more jobs than this runs in a forked child instead of on the loop.
+_MAX_PLANNED_ON_LOOP = 8
+# A start is shown as in doubt when its backend has not answered for this long.
 _DOUBT_AFTER_MS = 2000
-_BROWSING = 2
+_MAX_BULK_READS = 2
 
 
 class NodeStatus(Struct, frozen=True):
@@ -87,7 +85,7 @@ class NodeStatus(Struct, frozen=True):
 
 
 class ReservationStatus(Struct, frozen=True):
-    """A reservation, what its project holds of it now, and the runs that may not make way for it in time."""
+    """A reservation, whether its window is open, and the runs that may not end before it starts."""
 
     reservation: Reservation
     active: bool = False
@@ -117,7 +115,7 @@ class Service:
         scheduling: SchedulingConfig | None = None,
         trial_controller: Callable[[SchedulingConfig], Controller] | None = None,
         health: HealthPolicy | None = None,
-        fleet: BackendChanges | None = None,
+        backend_factory: BackendFactory | None = None,
     ) -> None:
         self.store = store
         self.installation, self.epoch = opened.installation, opened.epoch
@@ -127,76 +125,77 @@ class Service:
         self.scheduling = scheduling or SchedulingConfig()
         self.profiles = tuple(sorted(controller.engine.profiles))
         self.prometheus = Metrics()
-        self.hub = EventHub()
+        self.event_hub = EventHub()
         self.observers = Observers(self.prometheus.registry, lambda job: controller.cluster.jobs.get(job))
         self._last_job = opened.last_job
         self._checks = checks
         self._decision_log = decision_log
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
-        self._keys: dict[str, asyncio.Task[Submitted]] = {}
+        self._submissions: dict[str, asyncio.Task[Submitted]] = {}  # by idempotency key
         self._tasks: list[asyncio.Task[None]] = []
-        self._reserving = asyncio.Lock()
-        self._answers = QueryQueue()
-        self._pool = SpecInterner()
-        self._browsing = asyncio.Semaphore(_BROWSING)
-        self.configuring: ConfigChanges | None = None
-        self.depending = DependencyLookup(controller, store, self.read, AllowedData(self.scheduling.data.allow))
-        self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
+        self._reservation_lock = asyncio.Lock()
+        self._queries = QueryQueue()
+        self._spec_pool = SpecInterner()
+        self._bulk_reads = asyncio.Semaphore(_MAX_BULK_READS)
+        self.config_changes: ConfigChanges | None = None
+        self.dependency_lookup = DependencyLookup(controller, store, self.read, AllowedData(self.scheduling.data.allow))
+        self.loop = Loop(controller, store, clock, self.event_hub, self.prometheus, self._act, decision_log)
         self.loop.on_commit = self.observers.publish
         self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.cluster.jobs)
-        self.foresight = ForecastTask(
+        self.forecasts = ForecastTask(
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
-        self.calendar = CronTask(self)
-        self.records = DamagedRecords(self)
-        self.loop.on_damage = self.records.tell
-        self.housekeeping = Retention(
+        self.cron = CronTask(self)
+        self.damaged_records = DamagedRecords(self)
+        self.loop.on_damage = self.damaged_records.report
+        self.retention = Retention(
             self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
             steady_ms=steady_ms,
         )  # fmt: skip
-        self.fleet = BackendManager(self, backends, health or HealthPolicy(), fleet)
-        self.foresight.begins = self.fleet.begins
+        self.backend_manager = BackendManager(self, backends, health or HealthPolicy(), backend_factory)
+        self.forecasts.expected_starts = self.backend_manager.expected_starts
 
-    # --------------------------------------------------------------------------------------------- life
+    # ------------------------------------------------------------------------------------- start and stop
 
     async def start(self) -> None:
-        """Restore what the store remembers, then connect to the backends; returns when the loop turns."""
-        await self.records.load()
-        facts, saves = await self._remembered()
+        """Returns when the state is restored and the loop runs; the backends connect in the background."""
+        await self.damaged_records.load()
+        facts, saves = await self._stored_state()
         if self.store.suspects:
-            await self.records.mend(starting=True)
-            facts, saves = await self._remembered()
+            await self.damaged_records.quarantine(starting=True)
+            facts, saves = await self._stored_state()
         self._spawn(self.loop.run())
         if saves:
-            log.warning("%d jobs and runs have times ahead of the clock, and are brought back to now", len(saves))
-            await self.loop.committed((), saves)
-        # Taken away as they are told, so that what is made in their stead can have their memory.
+            log.warning("%d jobs and runs have times ahead of the clock, which are set to now", len(saves))
+            await self.loop.commit((), saves)
+        # Popped, so that the memory of restored facts is free for what the controller builds from them.
         facts.reverse()
         while facts:
             batch = [facts.pop() for _ in range(min(_RESTORE_BATCH, len(facts)))]
-            await self.loop.committed(batch)
-        self.fleet.start()
-        self._spawn(self.records.run())
-        self._spawn(self.records.look_over())
-        if self.housekeeping.needed:
-            self._spawn(self.housekeeping.run())
-        if self.depending.allowed:
-            waits = self.controller.dependencies
-            self._spawn(DataWatch(lambda: waits.data, self.loop.tell, self.depending.allowed).run())
-        await self.calendar.load()
-        self._spawn(self.calendar.run())
-        if self.foresight.enabled:
-            self.loop.on_step, self.foresight.tell = self.foresight.stepped, self.loop.tell
-            self._spawn(self.foresight.run(partial(self.loop.committed, ())))
+            await self.loop.commit(batch)
+        self.backend_manager.start()
+        self._spawn(self.damaged_records.run())
+        self._spawn(self.damaged_records.scan())
+        if self.retention.enabled:
+            self._spawn(self.retention.run())
+        if self.dependency_lookup.allowed:
+            dependencies = self.controller.dependencies
+            watch = DataWatch(lambda: dependencies.data, self.loop.enqueue, self.dependency_lookup.allowed)
+            self._spawn(watch.run())
+        await self.cron.load()
+        self._spawn(self.cron.run())
+        if self.forecasts.enabled:
+            self.loop.on_step, self.forecasts.enqueue = self.forecasts.observe, self.loop.enqueue
+            self._spawn(self.forecasts.run(partial(self.loop.commit, ())))
 
-    async def _remembered(self) -> tuple[list[Fact], list[Save]]:
-        """What the store knows, as facts; and what is to be written because its times were ahead of the clock."""
+    async def _stored_state(self) -> tuple[list[Fact], list[Save]]:
+        """The state of the store as facts, and the saves for records whose times were ahead of the clock."""
         facts: list[Fact] = [OverridesRestored(overrides) for overrides in await self.read(self.store.overrides)]
         if self.controller.estimator.learns:
-            facts.append(HistoryRestored(await self.read(self._history)))
-        restored, saves = await self.read(self.depending.restored, self.clock.now_ms())
+            facts.append(HistoryRestored(await self.read(self.run_history)))
+        restored, saves = await self.read(self.dependency_lookup.restore, self.clock.now_ms())
         facts += restored
-        # After the runs: a window that has closed meanwhile may mean something to them.
+        # After the runs, which an expired reservation may affect.
         if self.controller.accounts.sharing is not None:
             facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
         facts += [
@@ -204,8 +203,8 @@ class Service:
         ]
         return facts, saves
 
-    def _history(self) -> tuple[RuntimeSample, ...]:
-        """What the most recent jobs that the store remembers tell about how long their like run, the oldest first."""
+    def run_history(self) -> tuple[RuntimeSample, ...]:
+        """Run times of the latest ended jobs, oldest first. Blocks."""
         ended, after = list[Job](), 0
         while len(ended) < _HISTORY:
             page = self.store.jobs(JobQuery(states=("succeeded", "failed"), after=after, limit=1000))
@@ -214,23 +213,19 @@ class Service:
             if not after:
                 break
         ended.sort(key=lambda job: (job.finished_ms, job.id))
-        return tuple(told for job in ended if (told := runtime_sample(job)) is not None)
-
-    def hurry(self) -> None:
-        """A stop is coming: nobody is to wait for a store that is out of order."""
-        self.loop.hurry()
+        return tuple(each for job in ended if (each := runtime_sample(job)) is not None)
 
     async def stop(self) -> None:
         self.loop.stop()
-        self.hub.close()
+        self.event_hub.close()
         if self._tasks:
             await self._tasks[0]
         for task in self._tasks[1:]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.fleet.stop()
+        await self.backend_manager.stop()
         await self.observers.close()
-        self.foresight.close()
+        self.forecasts.close()
         self._readers.shutdown(wait=True)
         if self._decision_log is not None:
             self._decision_log.close()
@@ -239,19 +234,18 @@ class Service:
     async def until_ready(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                await self.fleet.until_ready()
-            # One empty round: the facts of the first look at the nodes have been learnt.
-            await self.loop.committed([])
+                await self.backend_manager.until_ready()
+            # An empty commit: the controller has the first nodes after it.
+            await self.loop.commit([])
         except TimeoutError:
             return False
         return True
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return tuple(sorted(self.fleet.backends))
+        return tuple(sorted(self.backend_manager.backends))
 
-    async def ended(self) -> None:
-        """Returns when the loop has ended, for whatever reason."""
+    async def until_loop_ends(self) -> None:
         await asyncio.wait({self._tasks[0]})
 
     @property
@@ -264,96 +258,95 @@ class Service:
             return self.loop.fatal.message
         if not self._tasks or self._tasks[0].done():
             return "the scheduling loop is not running"
-        if self.loop.trouble is not None:
-            return f"nothing can be stored: {self.loop.trouble.message}; {self.loop.trouble.hint}"
-        missing = self.fleet.missing
+        if self.loop.store_error is not None:
+            return f"the store is not writable: {self.loop.store_error.message}; {self.loop.store_error.hint}"
+        missing = self.backend_manager.missing
         return f"still connecting to {', '.join(missing)}" if missing else ""
 
     async def check_ready(self) -> None:
-        """Unavailable, with the reason, while jobs are not taken. Tries to write if nothing was written lately."""
+        """Unavailable, with the reason, while jobs are not accepted. Tries a write if there was none lately."""
         try:
             if not self.not_ready_reason:
                 await self.read(self.store.check_disk_space)
-                await self.loop.writable()
+                await self.loop.check_writable()
         except Unavailable as error:
             raise Unavailable(
-                f"nothing can be stored: {error.message}", hint=error.hint or "run `hodei doctor`", code="NOT_READY"
+                f"the store is not writable: {error.message}", hint=error.hint or "run `hodei doctor`", code="NOT_READY"
             ) from error
         if reason := self.not_ready_reason:
             raise Unavailable(reason, hint="try again in a moment", code="NOT_READY")
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        task.add_done_callback(_told_if_failed)
+        task.add_done_callback(_log_failure)
         self._tasks.append(task)
 
     def _act(self, acts: Any) -> None:
-        self.fleet.binder.act(acts)
+        self.backend_manager.binder.act(acts)
 
     async def read(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
-        """A blocking read of the store, from a thread."""
+        """A blocking read of the store, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(call, *args, **named))
 
-    async def browse(self, call: Callable[..., T], *args: Any) -> T:
-        """A read of many rows, from a thread; no more than a few at once, so that they leave the interpreter to the loop."""
-        async with self._browsing:
+    async def bulk_read(self, call: Callable[..., T], *args: Any) -> T:
+        """A read of many rows, in a thread. Few at once, so that the loop gets the interpreter often enough."""
+        async with self._bulk_reads:
             return await self.read(call, *args)
 
-    async def record(self, save: Save) -> None:
-        """One row of its own, durable when it returns."""
-        await self.loop.committed((), [save])
+    async def save(self, save: Save) -> None:
+        """One row in its own commit, durable when it returns."""
+        await self.loop.commit((), [save])
 
-    async def record_before(self, detail: str = "") -> None:
-        """For acts that are not commits of the store. The caller's audit row is durable when this returns. Unavailable if
-        that cannot be: the act must not be done then."""
+    async def audit_before(self, detail: str = "") -> None:
+        """For acts that are not commits of the store: the caller's audit row is durable when this returns. If it raises
+        Unavailable, the act must not be done."""
         caller = CALLER.get()
         if caller is not None:
-            caller.begin(detail)
-            await self.loop.committed(())
+            caller.record_first(detail)
+            await self.loop.commit(())
 
     # --------------------------------------------------------------------------------------------- jobs
 
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
-        """All or none, durable and visible when it returns. The same key again gives the same answer again."""
+        """All or none, durable and visible when it returns. The same key gives the same answer again."""
         if not key:
             return await self._submit(specs)
-        while key in self._keys:
-            await self._or_held(self._keys[key])
-        # A task of its own: a caller who gives up must not set the key free while his jobs are still on their way.
-        once = self._keys[key] = asyncio.create_task(self._submit_once(specs, key, fingerprint))
-        once.add_done_callback(partial(self._submitted_once, key))
-        await self._or_held(once)
-        return once.result()
+        while key in self._submissions:
+            await self._wait_for(self._submissions[key])
+        # A separate task: the key must stay taken until the jobs are committed, even if the caller is cancelled.
+        submission = self._submissions[key] = asyncio.create_task(self._submit_once(specs, key, fingerprint))
+        submission.add_done_callback(partial(self._release_key, key))
+        await self._wait_for(submission)
+        return submission.result()
 
-    async def _or_held(self, once: asyncio.Task[Submitted]) -> None:
-        """Until it is done, but a client does not wait for a store that takes nothing. The task goes on, and its key is
-        taken for as long."""
+    async def _wait_for(self, submission: asyncio.Task[Submitted]) -> None:
+        """A client does not wait for a store that is down: it gets WRITE_PENDING, and the submission continues."""
         if CALLER.get() is None:
-            await asyncio.wait({once})
+            await asyncio.wait({submission})
             return
         while True:
-            either: set[asyncio.Future[Any]] = {once, self.loop.held_up()}
-            # Also if it is done: its key is set free in the next turn of the event loop, which must have one.
+            either: set[asyncio.Future[Any]] = {submission, self.loop.store_failed()}
+            # Needed even if it is done: its key is released by a callback, which runs in the next turn of the event loop.
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if once.done():
+            if submission.done():
                 return
-            # The trouble may be over before this is heard of it: then its turn has come, and it is waited for again.
-            if self.loop.trouble is not None:
-                raise held(self.loop.trouble)
+            # The store may already be back: then the submission continues and is waited for again.
+            if self.loop.store_error is not None:
+                raise write_pending(self.loop.store_error)
 
-    def _submitted_once(self, key: str, once: asyncio.Task[Submitted]) -> None:
-        del self._keys[key]
-        if not once.cancelled():
-            once.exception()  # looked at, also when the caller is gone
+    def _release_key(self, key: str, submission: asyncio.Task[Submitted]) -> None:
+        del self._submissions[key]
+        if not submission.cancelled():
+            submission.exception()  # retrieved even if the caller was cancelled
 
     async def _submit_once(self, specs: Sequence[JobSpec], key: str, fingerprint: str) -> Submitted:
         used = await self.read(self.store.key, key)
         if used is None:
-            return await self._submit(specs, key, fingerprint, patient=True)
+            return await self._submit(specs, key, fingerprint, wait_for_store=True)
         if not used.fingerprint and not used.jobs:
             raise Conflict(
-                "the record of this Idempotency-Key is damaged, and nobody can tell whether its jobs were made",
-                hint="look with `hodei jobs`, then use a new key if they were not", code=DAMAGED,
+                "the record of this Idempotency-Key is damaged; it is unknown whether its jobs were created",
+                hint="check with `hodei jobs`, and use a new key if they were not", code=DAMAGED,
             )  # fmt: skip
         if used.fingerprint != fingerprint:
             raise Conflict(
@@ -363,51 +356,64 @@ class Service:
         return Submitted(used.jobs, repeated=True)
 
     async def _submit(
-        self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "", *, patient: bool = False
+        self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "", *, wait_for_store: bool = False
     ) -> Submitted:
         specs = self.rights.admitted(specs)
-        known = await self.depending.look_up(specs)
+        dependencies = await self.dependency_lookup.look_up(specs)
         pending = self.controller.pending()
-        if self.loop.waiting_jobs:
-            pending = {name: count + self.loop.waiting_jobs for name, count in pending.items()}
+        if self.loop.uncommitted_jobs:
+            pending = {name: count + self.loop.uncommitted_jobs for name, count in pending.items()}
         first = self._last_job + 1
-        specs = known.resolved(specs, first)
+        specs = dependencies.resolve(specs, first)
         ids, total = first_ids(specs, first), count_jobs(specs)
-        specs = list(map(self._pool.spec, self.controller.accounts.admit(specs)))
+        specs = list(map(self._spec_pool.spec, self.controller.accounts.admit(specs)))
         self.controller.gate.check(specs, pending)
         now = self.clock.now_ms()
         self._last_job += total
         saves = [SaveKey(key, fingerprint, ids, now)] if key else []
-        # From here on nobody else is given these numbers or this room, so the rest may take its time.
-        self.loop.waiting_jobs += total
+        # The numbers and the room in the queue are taken from here on: the event loop may run in between.
+        self.loop.uncommitted_jobs += total
         try:
             facts = list[Fact]()
             for part in chunks(enumerate(iter_expanded(specs, first), first)):
                 if facts:
                     await asyncio.sleep(0)
                 facts += [
-                    JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now), known.of(spec)) for id, spec in part
+                    JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now), dependencies.of(spec))
+                    for id, spec in part
                 ]
-            await self.loop.committed(facts, saves, patient=patient)
+            await self.loop.commit(facts, saves, wait_for_store=wait_for_store)
         finally:
-            self.loop.waiting_jobs -= total
+            self.loop.uncommitted_jobs -= total
         return Submitted(ids)
 
+    async def job(self, job: JobId) -> Job:
+        """From the store; NotFound if there is no such job."""
+        found = await self.read(self.store.job, job)
+        if found is None:
+            raise NotFound(f"there is no job {job}", hint="hodei jobs --all")
+        return found
+
+    async def apply(self, job: JobId, fact: Fact) -> Job:
+        """Commits the fact; the job after it."""
+        await self.loop.commit([fact])
+        return await self.job(job)
+
     async def cancel(self, job: JobId, reason: str = "") -> Job:
-        found = await self._stored(job)
+        found = await self.job(job)
         if found.state in JOB_ENDED:
-            if self.fleet.spared_of(job):
+            if self.backend_manager.orphans_of(job):
                 self.rights.check_owner(found)
-                await self.record_before()
-                self.fleet.stop_spared(job)
+                await self.audit_before()
+                self.backend_manager.stop_orphans(job)
                 return found
-            raise Conflict(f"job {job} has {found.state} already", hint="there is nothing left to cancel")
-        cancelled = await self._changed(job, JobCancelled(job, reason))
-        self.fleet.stop_spared(job)
+            raise Conflict(f"job {job} has already {found.state}", hint="there is nothing left to cancel")
+        cancelled = await self.apply(job, JobCancelled(job, reason))
+        self.backend_manager.stop_orphans(job)
         return cancelled
 
     async def hold(self, job: JobId) -> Job:
-        found = await self._stored(job)
+        found = await self.job(job)
         if found.state == "held":
             self.rights.check_owner(found)
             return found
@@ -416,116 +422,98 @@ class Service:
                 f"job {job} is {found.state}; only a pending job can be held",
                 hint=f"hodei cancel {shell_reference(job, found.spec.array)}",
             )
-        return await self._changed(job, JobHeld(job))
+        return await self.apply(job, JobHeld(job))
 
     async def release(self, job: JobId) -> Job:
-        found = await self._stored(job)
+        found = await self.job(job)
         if found.state != "held":
             raise Conflict(f"job {job} is {found.state}, not held")
-        if self.fleet.spared_of(job):
+        if self.backend_manager.orphans_of(job):
             raise Conflict(
-                f"a run of job {job} may still be going on: its record is damaged",
+                f"a run of job {job} may still be active: its record is damaged",
                 hint=f"hodei cancel {shell_reference(job, found.spec.array)}, then requeue it",
             )
-        return await self._changed(job, JobReleased(job))
+        return await self.apply(job, JobReleased(job))
 
     async def requeue(self, job: JobId) -> Job:
-        found = await self._stored(job)
+        found = await self.job(job)
         if found.state in ("pending", "held"):
             raise Conflict(f"job {job} is {found.state}: it has not started yet")
         record = found if found.state in JOB_ENDED else None
-        return await self._changed(job, JobRequeued(job, record, await self.depending.of_record(record)))
+        return await self.apply(job, JobRequeued(job, record, await self.dependency_lookup.of_record(record)))
 
     async def wait(self, job: JobId, timeout_ms: int) -> Job:
-        """The job when it has ended, or as it stands when the time is over."""
-        end = self.hub.end_of(job)
+        """The job when it has ended, or at the timeout."""
+        end = self.event_hub.end_of(job)
         try:
-            found = await self._stored(job)
+            found = await self.job(job)
             if found.state not in JOB_ENDED:
                 await asyncio.wait({end}, timeout=timeout_ms / 1000)
-                found = await self._stored(job)
+                found = await self.job(job)
             return found
         finally:
-            self.hub.give_up(job, end)
+            self.event_hub.cancel_wait(job, end)
+
+    # ------------------------------------------------------------------------------------- explanations
 
     async def why(self, job: JobId, node: str = "") -> Explanation:
-        """`node`: only what that one node says."""
+        """`node`: only the reasons of that node."""
         known, found = self.controller.cluster.jobs.get(job), None
         if known is not None and known.state == "pending":
-            found = await self._answers.ask(
+            found = await self._queries.run(
                 ("why", job), lambda: explain.why(self.controller, job, self.clock.now_ms())
             )
             known = self.controller.cluster.jobs.get(job)
         elif known is not None:
             found = explain.why(self.controller, job, self.clock.now_ms())
-            if found is not None and known.state == "scheduled" and (unsure := self._unsure(job)):
-                found = explain.in_doubt(found, unsure)
+            if found is not None and known.state == "scheduled" and (backends := self._backends_in_doubt(job)):
+                found = explain.in_doubt(found, backends)
         if known is None or found is None:
-            known = await self._stored(job)
+            known = await self.job(job)
             runs = await self.read(self.store.runs, job)
             found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
-        found = self.fleet.backend_queue(job, structs.replace(found, forecast=self.forecast(known)))
-        if damage := self.records.escalation_steps(job):
+        found = self.backend_manager.with_backend_queue(job, structs.replace(found, forecast=self.forecast(known)))
+        if damage := self.damaged_records.escalation_steps(job):
             found = structs.replace(found, escalation_steps=(*found.escalation_steps, *damage))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
 
-    def _unsure(self, job: JobId) -> list[str]:
-        """The backends that have not answered for a while whether the job's runs have started."""
+    def _backends_in_doubt(self, job: JobId) -> list[str]:
+        """The backends that have not confirmed the start of the job's runs for a while."""
         since_ms = self.clock.now_ms() - _DOUBT_AFTER_MS
-        live, doubtful = self.controller.cluster.live_runs(job), self.fleet.binder.doubtful
-        return sorted({run.backend for run in live if run.placed_ms <= since_ms and doubtful(run.id)})
+        live, binder = self.controller.cluster.live_runs(job), self.backend_manager.binder
+        return sorted({run.backend for run in live if run.placed_ms <= since_ms and binder.is_in_doubt(run.id)})
 
-    async def standing(self, job: JobId) -> PriorityBreakdown | None:
-        """None for a job that does not wait in a line."""
+    async def priority(self, job: JobId) -> PriorityBreakdown | None:
+        """None for a job that is not in a queue."""
         if job not in self.controller.cluster.jobs:
             return None
-        return await self._answers.ask(
+        return await self._queries.run(
             ("priority", job), lambda: priority_breakdown(self.controller, job, self.clock.now_ms())
         )
 
     def forecast(self, job: Job) -> StartForecast | None:
-        """When it will probably start; None if it does not wait or nobody can tell."""
-        return self.foresight.latest(job.id) if job.state == "pending" else None
+        """The probable start; None if the job is not pending or there is no forecast."""
+        return self.forecasts.latest(job.id) if job.state == "pending" else None
 
     async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
-        """What would be different; nothing is changed."""
         question = structs.replace(question, jobs=tuple(self.rights.admitted(question.jobs)))
-        known, first = await self.depending.look_up(question.jobs), self._last_job + 1
-        jobs, dependency_statuses = (
-            tuple(known.resolved(question.jobs, first)),
-            tuple(known.dependency_statuses.values()),
-        )
-        question = structs.replace(question, jobs=jobs, first=first, dependency_statuses=dependency_statuses)
-        return await self.foresight.what_if(question, policy)
+        dependencies, first = await self.dependency_lookup.look_up(question.jobs), self._last_job + 1
+        jobs, statuses = tuple(dependencies.resolve(question.jobs, first)), tuple(dependencies.statuses.values())
+        question = structs.replace(question, jobs=jobs, first=first, dependency_statuses=statuses)
+        return await self.forecasts.what_if(question, policy)
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         specs = self.rights.admitted(specs)
-        known = await self.depending.look_up(specs)
-        specs = known.resolved(specs, self._last_job + 1)
-        dependency_statuses = tuple(known.dependency_statuses.values())
+        dependencies = await self.dependency_lookup.look_up(specs)
+        specs = dependencies.resolve(specs, self._last_job + 1)
+        statuses = tuple(dependencies.statuses.values())
 
         def answer() -> list[Explanation]:
-            return explain.plan(self.controller, specs, self.clock.now_ms(), dependency_statuses)
+            return explain.plan(self.controller, specs, self.clock.now_ms(), statuses)
 
-        if len(specs) > _PLANNED_HERE:
-            return await self.foresight.aside.ask(answer)
-        return await self._answers.ask(object(), answer)
-
-    async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
-        return await self.fleet.logs(run, stream, offset, limit)
-
-    async def log_times(self, run: Run, stream: Any) -> list[tuple[int, int]]:
-        return await self.fleet.log_times(run, stream)
-
-    async def _stored(self, job: JobId) -> Job:
-        found = await self.read(self.store.job, job)
-        if found is None:
-            raise NotFound(f"there is no job {job}", hint="hodei jobs --all")
-        return found
-
-    async def _changed(self, job: JobId, fact: Fact) -> Job:
-        await self.loop.committed([fact])
-        return await self._stored(job)
+        if len(specs) > _MAX_PLANNED_ON_LOOP:
+            return await self.forecasts.query_worker.run(answer)
+        return await self._queries.run(object(), answer)
 
     # -------------------------------------------------------------------------------------------- nodes
 
@@ -538,73 +526,65 @@ class Service:
             for row, node in enumerate(table.nodes)
         ]
 
-    async def mark_node(self, change: NodeOverridden) -> NodeStatus:
+    async def override_node(self, change: NodeOverridden) -> NodeStatus:
         if change.node not in self.controller.cluster.nodes:
             raise NotFound(f"there is no node {change.node!r}", hint="hodei nodes")
-        await self.loop.committed([change])
+        await self.loop.commit([change])
         return next(status for status in self.nodes() if status.node.name == change.node)
 
     # ---------------------------------------------------------------------------------------- reservations
 
     def reservations(self) -> list[ReservationStatus]:
-        """By the time at which they begin."""
+        """By start time."""
         reservations = self.controller.cluster.availability.reservations.values()
-        return [self._reserved(reservation) for reservation in sorted(reservations, key=lambda b: (b.start_ms, b.name))]
+        return [
+            self._reservation_status(each) for each in sorted(reservations, key=lambda each: (each.start_ms, each.name))
+        ]
 
     def reservation(self, name: str) -> ReservationStatus:
         reservation = self.controller.cluster.availability.reservations.get(name)
         if reservation is None:
             raise NotFound(f"there is no reservation {name!r}", hint="hodei reservation list")
-        return self._reserved(reservation)
+        return self._reservation_status(reservation)
 
-    async def reserve(self, wish: ReservationSpec) -> ReservationStatus:
-        """Durable when it returns. One after another, so that no two are given the same room."""
-        async with self._reserving:
+    async def reserve(self, spec: ReservationSpec) -> ReservationStatus:
+        """Durable when it returns. One at a time, so that no two get the same capacity."""
+        async with self._reservation_lock:
             self.controller.cluster.table.settle()
-            reservation = choose_nodes(self.controller.cluster, wish, self.clock.now_ms())
-            await self.loop.committed([ReservationMade(reservation)])
-        return self._reserved(reservation)
+            reservation = choose_nodes(self.controller.cluster, spec, self.clock.now_ms())
+            await self.loop.commit([ReservationMade(reservation)])
+        return self._reservation_status(reservation)
 
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
-        async with self._reserving:
-            gone = self.reservation(name)
-            await self.loop.committed([ReservationCancelled(name, by=by)])
-        return gone
+        async with self._reservation_lock:
+            status = self.reservation(name)
+            await self.loop.commit([ReservationCancelled(name, by=by)])
+        return status
 
-    def _reserved(self, reservation: Reservation) -> ReservationStatus:
+    def _reservation_status(self, reservation: Reservation) -> ReservationStatus:
         now_ms = self.clock.now_ms()
         late = tuple(late_runs(self.controller.cluster, reservation, now_ms))
         return ReservationStatus(reservation, reservation.start_ms <= now_ms < reservation.end_ms, late)
 
-    # ------------------------------------------------------------------------------------------- looking
+    # ---------------------------------------------------------------------------------------- monitoring
 
-    def expected(self, job: Job) -> Estimate | None:
-        """How long it is expected to run, by what is known now; None once it has ended."""
+    def estimate(self, job: Job) -> Estimate | None:
+        """The expected run time; None once the job has ended."""
         return None if job.state in JOB_ENDED else self.controller.estimator.estimate(job.spec)
-
-    def damage_of(self, job: JobId) -> str:
-        """What is to be known of its record, "" for most."""
-        return self.records.text(job)
-
-    def subscribe(self) -> Subscription:
-        return self.hub.subscribe()
 
     def metrics(self) -> bytes:
         self.prometheus.backend_up.clear()
-        for name, well in self.fleet.well().items():
-            self.prometheus.backend_up.labels(name).set(well)
-        self.fleet.show_usage()
+        for name, healthy in self.backend_manager.healthy().items():
+            self.prometheus.backend_up.labels(name).set(healthy)
+        self.backend_manager.export_usage()
         return self.prometheus.render(self.controller)
 
     async def checks(self) -> list[Any]:
-        """The server's own part of `doctor`."""
+        """The server's part of `hodei doctor`."""
         return await self._checks(self) if self._checks is not None else []
 
-    def backend_errors(self) -> dict[str, str]:
-        return self.fleet.errors()
 
-
-def _told_if_failed(task: asyncio.Task[None]) -> None:
-    """What should go on for as long as the server does is not missed in silence."""
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Background tasks run as long as the server; one that fails must not end silently."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a part of the server has ended: %s", task.get_coro(), exc_info=error)
+        log.critical("a background task has failed: %s", task.get_coro(), exc_info=error)

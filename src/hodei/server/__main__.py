@@ -1,6 +1,6 @@
-"""`python -m hodei.server` (what `hodei up` becomes): one process with the API, the scheduler and the local agent's leash.
+"""`python -m hodei.server`, which `hodei up` executes: the API, the scheduler and the supervisor of the local agent.
 
-Prints its address and how to log in when it is ready; goes down in order on SIGTERM or Ctrl-C, and its jobs go on.
+Prints its address and where the token is when it is ready. Stops in order on SIGTERM or Ctrl-C; jobs continue.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from hodei.model.errors import Conflict, HodeiError, InvalidInput
 from hodei.model.resources import parse_duration_ms
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
-from hodei.server.home import CONFIG_FILES, LogFile, ask_about_lost_store, only_one, settle_in
-from hodei.server.serving import Limits, Server, make_server, refuse_clear_text
+from hodei.server.home import CONFIG_FILES, LogFile, check_store_exists, lock_home, prepare_home
+from hodei.server.serving import Limits, Server, make_server, require_tls
 from hodei.wiring import load_config, make_service
 
 log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
-_AGAIN_S = 1.0
-# Not an exit code: the process goes on as a new server.
-_BEGIN_ANEW = -1
+_RETRY_S = 1.0
+# Not an exit code: the process executes a new server.
+_RESTART = -1
+# File descriptors that are not client connections.
 _OTHER_FILES = 200
 _PATH = click.Path(path_type=Path)
 
@@ -84,35 +85,35 @@ def main(args: list[str] | None = None) -> int:
 def _serve(given: SimpleNamespace) -> int:
     home: Path = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
     try:
-        settle_in(home)
-        lock = only_one(home)
-        config = _configured(given, home)
-        aside = [] if config.server.store else ask_about_lost_store(home, fresh=given.fresh)
+        prepare_home(home)
+        lock = lock_home(home)
+        config = _with_options(given, load_config(_config_path(given, home)))
+        renamed = [] if config.server.store else check_store_exists(home, fresh=given.fresh)
     except OSError as error:
-        hint = "name a directory that this user can write to: --home DIR"
+        hint = "choose a directory that this user can write to: --home DIR"
         raise InvalidInput(f"{home} cannot be used as a home: {error.strerror}", hint=hint) from error
-    for path in aside:
-        log.warning("a fresh start: what an earlier server left is set aside in %s", path)
-    refuse_clear_text(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
-    listener = _listen(config, asked=given.port is not None)
+    for path in renamed:
+        log.warning("starting with a new store; files of an earlier server are now in %s", path)
+    require_tls(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
+    listener = _listen(config, any_port=given.port is None)
     port: int = listener.getsockname()[1]
     try:
-        # Lists of jobs are long-lived; the collector need not walk what was loaded at start-up again and again.
+        # Jobs are long-lived: fewer collections that traverse all of them.
         gc.set_threshold(50_000, 20, 50)
-        sys.setswitchinterval(0.001)  # the store's writer thread should not wait long for its turn
+        sys.setswitchinterval(0.001)  # short waits for the store's writer thread
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            reread = partial(_reread, given, home, _with_settings(_config_path(given, home)))
-            code = runner.run(_live(home, config, listener, reread, given))
+            reread = partial(_reread, given, home, _if_not_empty(_config_path(given, home)))
+            code = runner.run(_run_server(home, config, listener, reread, given))
     finally:
         listener.close()
         lock.close()
-    if code == _BEGIN_ANEW:
-        _begin_anew(given, port)
+    if code == _RESTART:
+        _restart(given, port)
     return code
 
 
-def _begin_anew(given: SimpleNamespace, port: int) -> NoReturn:
-    """The same program with the same settings in the same process, as after a restart; runs go on meanwhile."""
+def _restart(given: SimpleNamespace, port: int) -> NoReturn:
+    """Executes the same program with the same options and port in this process; runs continue."""
     options = {"home": given.home, "config": given.config, "host": given.host, "decision-log": given.decision_log,
                "log-file": given.log_file}  # fmt: skip
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
@@ -122,47 +123,46 @@ def _begin_anew(given: SimpleNamespace, port: int) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "hodei.server", f"--port={port}", *words])
 
 
-def _configured(given: SimpleNamespace, home: Path) -> Config:
-    return _over(given, load_config(_config_path(given, home)))
-
-
 def _config_path(given: SimpleNamespace, home: Path) -> Path | None:
     if given.config is not None:
         return Path(given.config)
     found = [home / name for name in CONFIG_FILES if (home / name).exists()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise InvalidInput(f"{home} has {names}: which of them counts?", hint="keep one, or name it with --config")
+        raise InvalidInput(f"{home} has both {names}", hint="keep one of them, or choose one with --config")
     return found[0] if found else None
 
 
 def _reread(given: SimpleNamespace, home: Path, before: Path | None) -> Config:
-    """For a reload; `before` had settings in it. A file that is gone since, or empty as while it is being written, is no
-    wish for all the defaults."""
+    """For a reload; `before` was not empty at start-up. A file that is missing, or empty because it is just being written,
+    does not mean all defaults."""
     path = _config_path(given, home)
     if before is not None and path is None:
-        raise InvalidInput(f"the configuration {before} is gone", hint="put it back; nothing was changed")
+        raise InvalidInput(
+            f"the configuration {before} does not exist any more", hint="restore it; nothing was changed"
+        )
     config = load_config(path)
-    if before is not None and _with_settings(path) is None:
-        hint = "nothing was changed; to have all defaults, write [scheduling] (or scheduling: {} in YAML)"
+    if before is not None and _if_not_empty(path) is None:
+        hint = "nothing was changed; for all defaults write [scheduling] (in YAML scheduling: {})"
         raise InvalidInput(f"the configuration {path} is empty", hint=hint)
-    return _over(given, config)
+    return _with_options(given, config)
 
 
-def _with_settings(path: Path | None) -> Path | None:
+def _if_not_empty(path: Path | None) -> Path | None:
     return path if path is not None and path.read_bytes().strip() else None
 
 
-def _over(given: SimpleNamespace, config: Config) -> Config:
-    """The file's settings with those of the command line in their place."""
+def _with_options(given: SimpleNamespace, config: Config) -> Config:
+    """The configuration, overridden by the command line."""
     changes = {"host": given.host, "port": given.port, "decision_log": given.decision_log}
     server = msgspec.structs.replace(config.server, **{k: v for k, v in changes.items() if v is not None})
     return msgspec.structs.replace(config, server=server)
 
 
-def _listen(config: Config, *, asked: bool) -> socket.socket:
+def _listen(config: Config, *, any_port: bool) -> socket.socket:
+    """`any_port`: a free port, if the configured one is in use."""
     family = socket.AF_INET6 if ":" in config.server.host else socket.AF_INET
-    ports = [config.server.port] if asked or config.server.port == 0 else [config.server.port, 0]
+    ports = [config.server.port, 0] if any_port and config.server.port else [config.server.port]
     for port in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -189,14 +189,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _live(
+async def _run_server(
     home: Path,
     config: Config,
     listener: socket.socket,
     reread: Callable[[], Config],
     given: SimpleNamespace,
 ) -> int:
-    authenticator, first_time = make(AUTHENTICATORS, config.server.authenticator, "authenticator", home)
+    authenticator, token_created = make(AUTHENTICATORS, config.server.authenticator, "authenticator", home)
     service = make_service(home, config, instant=given.instant, trust_clock=given.trust_clock, reread=reread)
     scheme = "https" if config.server.tls_cert else "http"
     host, port = listener.getsockname()[:2]
@@ -217,31 +217,31 @@ async def _live(
         certificate=config.server.tls_cert,
         key=config.server.tls_key,
         insecure=given.insecure,
-        limits=_connections(limits),
+        limits=_connection_limits(limits),
     )
     await service.start()
-    announced = asyncio.create_task(_announce(service, home, address, first_time))
-    ended = asyncio.create_task(_until_fatal(service, server))
-    set_back = asyncio.create_task(_until_set_back(service, server))
-    told_to_stop = _stop_on_signals(service, server)
+    announcement = asyncio.create_task(_announce(service, home, address, token_created))
+    loop_end = asyncio.create_task(_stop_with_loop(service, server))
+    clock_step = asyncio.create_task(_stop_when_clock_set_back(service, server))
+    stop_signal = _stop_on_signals(service, server)
     try:
         await server.serve(sockets=[listener])
     finally:
-        begin_anew = set_back.done() and not told_to_stop.is_set()
-        for task in (announced, ended, set_back):
+        restart = clock_step.done() and not stop_signal.is_set()
+        for task in (announcement, loop_end, clock_step):
             task.cancel()
         (home / "server.json").unlink(missing_ok=True)
         await service.stop()
     if service.loop.fatal is not None:
         return 1
-    return _BEGIN_ANEW if begin_anew else 0
+    return _RESTART if restart else 0
 
 
-def _connections(limits: LimitsConfig) -> Limits:
-    """Never more connections than the system lets us open files, with some left for all the rest."""
+def _connection_limits(limits: LimitsConfig) -> Limits:
+    """Bounded by the limit on open files."""
     most = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES, 1)
     if limits.connections > most:
-        log.info("at most %d connections at once: the limit on open files (ulimit -n) allows no more", most)
+        log.info("at most %d connections: the limit on open files (ulimit -n) allows no more", most)
     return Limits(
         connections=min(limits.connections, most),
         connections_each=limits.connections_per_address,
@@ -250,72 +250,70 @@ def _connections(limits: LimitsConfig) -> Limits:
 
 
 def _stop_on_signals(service: Service, server: Server) -> asyncio.Event:
-    """The event is set by the first of them."""
-    told = asyncio.Event()
+    """Returns an event that is set by SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
 
     def stop() -> None:
-        told.set()
-        service.hurry()
+        stopped.set()
+        service.loop.begin_shutdown()
         server.should_exit = True
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, lambda: _keep(loop.create_task(_reload(service))))
-    return told
+    reloads: set[asyncio.Task[None]] = set()  # the event loop holds only weak references to tasks
 
+    def reload() -> None:
+        task = loop.create_task(_reload(service))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
 
-_tasks: set[asyncio.Task[None]] = set()
-
-
-def _keep(task: asyncio.Task[None]) -> None:
-    """A task that nobody waits for is held on to until it is done."""
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    return stopped
 
 
 async def _reload(service: Service) -> None:
-    """SIGHUP: the configuration's file is read again. What is wrong with it goes to the log, and nothing is changed."""
-    if service.configuring is None:
+    """On SIGHUP: reads the configuration file. Errors go to the log, and nothing is changed."""
+    if service.config_changes is None:
         return
     try:
-        change = await service.configuring.reload("SIGHUP")
-        for later in change.needs_restart:
-            log.warning("%s has changed, which counts after a restart", later.path)
+        change = await service.config_changes.reload("SIGHUP")
+        for difference in change.needs_restart:
+            log.warning("%s has changed, which needs a restart", difference.path)
     except HodeiError as error:
         log.error("the configuration was not reloaded: %s; %s", error, error.hint)
 
 
-async def _until_fatal(service: Service, server: Server) -> None:
-    await service.ended()
+async def _stop_with_loop(service: Service, server: Server) -> None:
+    await service.until_loop_ends()
     server.should_exit = True
 
 
-async def _until_set_back(service: Service, server: Server) -> None:
-    """What was reckoned with times that are ahead now (pauses, promises, shares) is worked out anew from the store."""
+async def _stop_when_clock_set_back(service: Service, server: Server) -> None:
+    """A restart computes everything that depends on times that are now ahead (pauses, reservations, shares) from the store."""
     while not getattr(service.clock, "set_back_ms", 0):
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
         service.clock.now_ms()
-    log.warning("the server begins anew because the clock was set back; jobs go on")
-    service.hurry()
+    log.warning("restarting because the clock was set back; jobs continue")
+    service.loop.begin_shutdown()
     server.should_exit = True
 
 
-async def _announce(service: Service, home: Path, address: str, first_time: bool) -> None:
-    """Tell the CLI where we are, and people what to do next."""
-    await _leave_address(home, address)
+async def _announce(service: Service, home: Path, address: str, token_created: bool) -> None:
+    """Writes the address for the CLI, and prints what to do next."""
+    await _write_address(home, address)
     ready = await service.until_ready(_READY_TIMEOUT_S)
     gc.freeze()
     state = "is up" if ready else f"is up, but not ready: {service.not_ready_reason}"
     where = "" if home == Path("~/.hodei").expanduser() else f" (set HODEI_HOME={home})"
     with suppress(BrokenPipeError):
         print(f"Hodei {__version__} {state} at {address}", flush=True)
-        print(f"  token    {home / 'token'}{'  (made just now, mode 0600)' if first_time else ''}", flush=True)
-        print(f"  log in   the hodei command finds both by itself{where}", flush=True)
+        print(f"  token    {home / 'token'}{'  (just created, mode 0600)' if token_created else ''}", flush=True)
+        print(f"  log in   the hodei command finds both{where}", flush=True)
         print("  try      hodei run -- python3 -c 'print(6*7)'", flush=True)
 
 
-async def _leave_address(home: Path, address: str) -> None:
+async def _write_address(home: Path, address: str) -> None:
     path = home / "server.json"
     part = path.with_suffix(".part")
     while True:
@@ -325,8 +323,8 @@ async def _leave_address(home: Path, address: str) -> None:
             part.replace(path)
             return
         except OSError as error:
-            log.error("cannot write %s, trying again: %s", path, error.strerror)
-            await asyncio.sleep(_AGAIN_S)
+            log.error("cannot write %s, next try in %g s: %s", path, _RETRY_S, error.strerror)
+            await asyncio.sleep(_RETRY_S)
 
 
 if __name__ == "__main__":

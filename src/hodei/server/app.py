@@ -1,4 +1,4 @@
-"""From the table to an ASGI app: route, policy, parameters, body, handler, answer. In that order, for every route."""
+"""The ASGI app, built from the route table. Every request: route, policy, parameters, body, handler, response."""
 
 from __future__ import annotations
 
@@ -15,103 +15,111 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hodei.model.config import LimitsConfig
-from hodei.server.audit import code_of, on_behalf_of, settle
-from hodei.server.auth import Authenticator, FailedLogins, admit, still_valid
+from hodei.server.audit import FailedLogins, caller_context, code_of, complete_audit
+from hodei.server.auth import Authenticator, authorize, check_not_revoked
 from hodei.server.errors import (
-    Busy,
     Forbidden,
-    TooFast,
-    TooMany,
+    MethodNotAllowed,
+    PathNotFound,
+    RateLimited,
+    ServerBusy,
+    TooManyRequests,
     Unauthorized,
-    UnknownMediaType,
-    UnknownPath,
-    WrongMethod,
+    UnsupportedMediaType,
     reply_to,
 )
 from hodei.server.guard import Guard, check_depth, read_body
 from hodei.server.openapi import openapi
-from hodei.server.params import closest, read_params
-from hodei.server.rate_limits import Rates, Room, Slots, holder
-from hodei.server.route import ANYONE, MIB, SMALL, Call, Principal, Reply, Route, Shared
-from hodei.server.routes import table as route_table
+from hodei.server.rate_limits import ByteLimit, ConcurrencyLimit, RateLimit, limit_key
+from hodei.server.route import (
+    ANYONE,
+    MIB,
+    SMALL_BODY,
+    Call,
+    Principal,
+    Reply,
+    Route,
+    Shared,
+    closest,
+    read_params,
+)
+from hodei.server.routes import route_table
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
 
 YAML_LIMIT = MIB
-_BODY_BYTES = 512 * MIB
-_WHAT_IFS = 4
+_MAX_BODY_BYTES = 512 * MIB
+_MAX_WHAT_IFS = 4
 _encode = msgspec.json.Encoder().encode
 
 
 class App:
-    """The whole server as one ASGI app. `close` ends waits and streams, so that a shutdown need not sit them out."""
+    """`close` ends waits and streams, so that a shutdown does not wait for them."""
 
     def __init__(self, table: Sequence[Route], shared: Shared, hosts: Sequence[str], body_timeout_s: float) -> None:
         self.table = tuple(table)
         self.shared = shared
         self.router = Router([_mount(route, shared, body_timeout_s) for route in self.table], redirect_slashes=False)
-        self._front = Guard(self._route, hosts)
+        self._guard = Guard(self._route, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._front(scope, receive, send)
+        await self._guard(scope, receive, send)
 
     def close(self) -> None:
         self.shared.closing.set()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # makes Starlette raise for an unknown path or method instead of answering by itself
+        scope["app"] = self  # makes Starlette raise for an unknown path or method instead of responding itself
         try:
             await self.router(scope, receive, send)
         except HTTPException as error:
             refusal = self._wrong_method(scope) if error.status_code == 405 else self._unknown_path(scope)
             await reply_to(refusal)(scope, receive, send)
 
-    def _unknown_path(self, scope: Scope) -> UnknownPath:
+    def _unknown_path(self, scope: Scope) -> PathNotFound:
         path = scope["path"]
         near = closest(path, (route.path for route in self.table))
-        hint = f"did you mean {near}?" if near else "every path is listed in /api/v1/openapi.json"
-        return UnknownPath(f"there is nothing at {path[:200]}", hint=hint)
+        hint = f"did you mean {near}?" if near else "/api/v1/openapi.json lists every path"
+        return PathNotFound(f"there is no path {path[:200]}", hint=hint)
 
-    def _wrong_method(self, scope: Scope) -> WrongMethod:
-        here = [route for route in self.router.routes if isinstance(route, StarletteRoute)]
-        methods = {m for route in here if route.path_regex.match(scope["path"]) for m in route.methods or ()}
+    def _wrong_method(self, scope: Scope) -> MethodNotAllowed:
+        routes = [route for route in self.router.routes if isinstance(route, StarletteRoute)]
+        methods = {m for route in routes if route.path_regex.match(scope["path"]) for m in route.methods or ()}
         allowed = ", ".join(sorted(methods))
         message = f"{scope['method'][:20]} is not possible at {scope['path'][:200]}"
-        return WrongMethod(message, hint=f"possible: {allowed}", headers={"allow": allowed})
+        return MethodNotAllowed(message, hint=f"possible: {allowed}", headers={"allow": allowed})
 
 
 class Endpoint:
-    """One route at work."""
-
     def __init__(self, route: Route, shared: Shared, body_timeout_s: float) -> None:
         self.route, self.shared, self._body_timeout_s = route, shared, body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            who = admit(self.route.policy, scope, self.shared.tokens)
+            who = authorize(self.route.policy, scope, self.shared.tokens)
         except Forbidden as error:
             answer: ASGIApp = reply_to(error)
-            with on_behalf_of(self.shared, self.route, error.who or ANYONE, scope) as caller:
+            with caller_context(self.shared, self.route, error.who or ANYONE, scope) as caller:
                 if caller is not None:
-                    await settle(self.shared, caller, answer, error.code)
+                    await complete_audit(self.shared, caller, answer, error.code)
         except Unauthorized as error:
-            answer = self._turn_away(error, scope)
+            answer = self._refuse(error, scope)
         except Exception as error:
             answer = reply_to(error)
         else:
-            with on_behalf_of(self.shared, self.route, who, scope) as caller:
+            with caller_context(self.shared, self.route, who, scope) as caller:
                 answer, refused = await self._attempt(who, scope, receive)
-                # Turned away unread: a row for each would let a flood fill the disk.
-                if caller is not None and not isinstance(refused, TooFast | TooMany | Busy):
-                    await settle(self.shared, caller, answer, code_of(answer, refused))
+                # No row for a request refused by a limit: a flood must not fill the disk.
+                if caller is not None and not isinstance(refused, RateLimited | TooManyRequests | ServerBusy):
+                    await complete_audit(self.shared, caller, answer, code_of(answer, refused))
         await answer(scope, receive, send)
 
-    def _turn_away(self, error: Unauthorized, scope: Scope) -> Reply:
-        self.shared.logins.failed(error, self.route, scope)
+    def _refuse(self, error: Unauthorized, scope: Scope) -> Reply:
+        self.shared.failed_logins.record(error, self.route, scope)
         try:
-            self.shared.rates.spend(holder(ANYONE, scope))
-        except TooFast as too_fast:
+            self.shared.rates.spend(limit_key(ANYONE, scope))
+        except RateLimited as too_fast:
             return reply_to(too_fast)
         return reply_to(error)
 
@@ -122,30 +130,30 @@ class Endpoint:
             return reply_to(error), error
 
     async def _answer(self, who: Principal, scope: Scope, receive: Receive) -> ASGIApp:
-        route, mine = self.route, holder(who, scope)
-        if route.lane == "free":
-            return self._ready(await route.handler(Call(self.shared, who, mine, read_params(route, scope), scope)))
-        self.shared.rates.spend(mine)
-        with self.shared.bodies.hold(mine) as take:
-            if route.lane == "short":
-                with self.shared.requests.hold(mine):
-                    return self._ready(await route.handler(await self._read(who, mine, scope, receive, take)))
-            # Its handler takes a place of another kind; while its parameters and body come it is a call like others.
-            with self.shared.requests.hold(mine):
-                call = await self._read(who, mine, scope, receive, take)
+        route, key = self.route, limit_key(who, scope)
+        if route.concurrency == "exempt":
+            return self._response(await route.handler(Call(self.shared, who, key, read_params(route, scope), scope)))
+        self.shared.rates.spend(key)
+        with self.shared.bodies.hold(key) as take:
+            if route.concurrency == "short":
+                with self.shared.requests.hold(key):
+                    return self._response(await route.handler(await self._read(who, key, scope, receive, take)))
+            # The handler of a long request has a limit of its own; until its body is read it counts as a short one.
+            with self.shared.requests.hold(key):
+                call = await self._read(who, key, scope, receive, take)
             answer = await route.handler(call)
             if route.method == "GET" and not callable(answer):
-                still_valid(who, self.shared.tokens)  # a wait may have been long; streams look for themselves
-            return self._ready(answer)
+                check_not_revoked(who, self.shared.tokens)  # a wait may have been long; streams check themselves
+            return self._response(answer)
 
-    def _ready(self, answer: Any) -> ASGIApp:
-        ready: ASGIApp = answer if callable(answer) else Reply(_encode(answer), status=self.route.status)
-        return ready
+    def _response(self, answer: Any) -> ASGIApp:
+        response: ASGIApp = answer if callable(answer) else Reply(_encode(answer), status=self.route.status)
+        return response
 
     async def _read(
-        self, who: Principal, mine: str, scope: Scope, receive: Receive, take: Callable[[int], None]
+        self, who: Principal, key: str, scope: Scope, receive: Receive, take: Callable[[int], None]
     ) -> Call:
-        call = Call(self.shared, who, mine, read_params(self.route, scope), scope)
+        call = Call(self.shared, who, key, read_params(self.route, scope), scope)
         return await self._with_body(call, receive, take) if self.route.request is not None else call
 
     async def _with_body(self, call: Call, receive: Receive, take: Callable[[int], None]) -> Call:
@@ -156,12 +164,12 @@ class Endpoint:
         if not yaml and not toml and media != "application/json":
             either = "application/json or application/yaml" if self.route.request is bytes else "application/json"
             either += f" or {self.route.accepts}" if self.route.accepts else ""
-            raise UnknownMediaType(f"cannot read {media[:80]!r}", hint=f"send the header 'Content-Type: {either}'")
-        # YAML takes a hundred times longer to read than JSON, and large submits are made by programs.
+            raise UnsupportedMediaType(f"cannot read {media[:80]!r}", hint=f"send the header 'Content-Type: {either}'")
+        # YAML takes a hundred times longer to parse than JSON, and large submits come from programs.
         limit = min(self.route.body_limit, YAML_LIMIT) if yaml else self.route.body_limit
         body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s, take=take)
-        still_valid(call.who, call.shared.tokens)
-        if not yaml and not toml and len(body) > SMALL:
+        check_not_revoked(call.who, call.shared.tokens)
+        if not yaml and not toml and len(body) > SMALL_BODY:
             await asyncio.to_thread(check_depth, body)
         elif not yaml and not toml:
             check_depth(body)
@@ -170,8 +178,8 @@ class Endpoint:
 
 def _mount(route: Route, shared: Shared, body_timeout_s: float) -> StarletteRoute:
     mounted = StarletteRoute(route.path, Endpoint(route, shared, body_timeout_s), methods=[route.method])
-    if route.lane == "long" and mounted.methods:
-        mounted.methods.discard("HEAD")  # a stream without a body would be a connection without an end
+    if route.concurrency == "long" and mounted.methods:
+        mounted.methods.discard("HEAD")  # a HEAD of a stream would never end
     return mounted
 
 
@@ -187,8 +195,8 @@ def make_app(
     send_timeout_s: float = 10.0,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> App:
-    """The ASGI app for `service`. `hosts`: names and addresses it may be called by, besides loopback's own. Of `limits` those
-    on connections and times are for `serving` and `body_timeout_s`."""
+    """`hosts`: names and addresses of the server, besides loopback. The limits on connections and times in `limits` are not
+    used here, but by `serving` and as `body_timeout_s`."""
     limits = limits or LimitsConfig()
     service.rights.role_of = tokens.role_of
     table = route_table(metrics_public=metrics_public)
@@ -197,13 +205,15 @@ def make_app(
         tokens=tokens,
         now_ms=now_ms,
         closing=asyncio.Event(),
-        requests=Slots("requests", total=limits.requests, each=limits.requests_per_token),
-        rates=Rates(per_s=limits.rate_per_token, burst=limits.burst_per_token),
-        bodies=Room("bodies", total=_BODY_BYTES, each=_BODY_BYTES // 4),
-        waits=Slots("waits", total=limits.waits, each=limits.waits_per_token),
-        streams=Slots("streams", total=limits.streams, each=limits.streams_per_token),
-        what_ifs=Slots("what-if questions", total=_WHAT_IFS, each=_WHAT_IFS // 2),
-        logins=FailedLogins(lambda kind: service.prometheus.logins.labels(kind).inc(), service.record, now_ms),
+        requests=ConcurrencyLimit("requests", total=limits.requests, each=limits.requests_per_token),
+        rates=RateLimit(per_s=limits.rate_per_token, burst=limits.burst_per_token),
+        bodies=ByteLimit("bodies", total=_MAX_BODY_BYTES, each=_MAX_BODY_BYTES // 4),
+        waits=ConcurrencyLimit("waits", total=limits.waits, each=limits.waits_per_token),
+        streams=ConcurrencyLimit("streams", total=limits.streams, each=limits.streams_per_token),
+        what_ifs=ConcurrencyLimit("what-if queries", total=_MAX_WHAT_IFS, each=_MAX_WHAT_IFS // 2),
+        failed_logins=FailedLogins(
+            lambda kind: service.prometheus.auth_failures.labels(kind).inc(), service.save, now_ms
+        ),
         heartbeat_s=heartbeat_s,
         send_timeout_s=send_timeout_s,
         openapi=_encode(openapi(table)),

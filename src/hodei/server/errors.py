@@ -1,4 +1,4 @@
-"""From an error to an HTTP answer. The only place in the house that knows statuses; every body is a `Problem`."""
+"""Errors as HTTP responses. The only module that knows status codes; every body is a `Problem`."""
 
 from __future__ import annotations
 
@@ -27,94 +27,94 @@ log = logging.getLogger("hodei.server")
 _encode = msgspec.json.Encoder().encode
 
 
-class Refused(HodeiError):
-    """The root of the refusals that exist only because this is HTTP; `headers` go into the answer."""
+class HttpError(HodeiError):
+    """Base of the errors that exist only in HTTP; `headers` go into the response."""
 
     def __init__(self, message: str, *, hint: str = "", code: str = "", headers: dict[str, str] | None = None) -> None:
         super().__init__(message, hint=hint, code=code)
         self.headers = headers or {}
 
 
-class Malformed(Refused):
+class BadRequest(HttpError):
     code = "MALFORMED"
 
 
-class Unauthorized(Refused):
-    """`kind`: no token was shown (missing), something that is none (malformed), or one that is not known (unknown)."""
+class Unauthorized(HttpError):
+    """`kind`: there is no token (missing), it is not a token (malformed), or it is not valid (unknown)."""
 
     code = "UNAUTHORIZED"
     kind = "unknown"
 
 
-class Forbidden(Refused):
-    """`who` asked, if that is known."""
+class Forbidden(HttpError):
+    """`who`: the caller, if known."""
 
     code = "FORBIDDEN"
     who: Principal | None = None
 
 
-class UnknownPath(Refused):
+class PathNotFound(HttpError):
     code = "NO_SUCH_PATH"
 
 
-class WrongMethod(Refused):
+class MethodNotAllowed(HttpError):
     code = "METHOD_NOT_ALLOWED"
 
 
-class TooSlow(Refused):
+class RequestTimeout(HttpError):
     code = "TOO_SLOW"
 
 
-class TooLarge(Refused):
+class PayloadTooLarge(HttpError):
     code = "TOO_LARGE"
 
 
-class UnknownMediaType(Refused):
+class UnsupportedMediaType(HttpError):
     code = "UNKNOWN_MEDIA_TYPE"
 
 
-class ForeignHost(Refused):
+class MisdirectedRequest(HttpError):
     code = "MISDIRECTED"
 
 
-class TooMany(Refused):
-    """This caller holds too many at once."""
+class TooManyRequests(HttpError):
+    """The caller has too many at once."""
 
     code = "TOO_MANY_REQUESTS"
 
 
-class TooFast(Refused):
-    """This caller calls more often than it may."""
+class RateLimited(HttpError):
+    """The caller exceeds its rate limit."""
 
     code = "RATE_LIMITED"
 
 
-class HeadersTooLarge(Refused):
+class HeadersTooLarge(HttpError):
     code = "HEADERS_TOO_LARGE"
 
 
-class Busy(Refused):
-    """The server as a whole has enough to do."""
+class ServerBusy(HttpError):
+    """The server as a whole is at its limit."""
 
     code = "BUSY"
 
 
-# The first that fits counts, so a subclass stands before its parent. The number after it: Retry-After in seconds.
+# The first match counts, so a subclass precedes its parent. The last number is Retry-After in seconds.
 STATUSES: tuple[tuple[type[Exception], int, int], ...] = (
-    (Malformed, 400, 0),
+    (BadRequest, 400, 0),
     (Unauthorized, 401, 0),
     (Forbidden, 403, 0),
     (NotPermitted, 403, 0),
-    (UnknownPath, 404, 0),
-    (WrongMethod, 405, 0),
-    (TooSlow, 408, 0),
-    (TooLarge, 413, 0),
-    (UnknownMediaType, 415, 0),
-    (ForeignHost, 421, 0),
-    (TooMany, 429, 2),
-    (TooFast, 429, 1),
+    (PathNotFound, 404, 0),
+    (MethodNotAllowed, 405, 0),
+    (RequestTimeout, 408, 0),
+    (PayloadTooLarge, 413, 0),
+    (UnsupportedMediaType, 415, 0),
+    (MisdirectedRequest, 421, 0),
+    (TooManyRequests, 429, 2),
+    (RateLimited, 429, 1),
     (HeadersTooLarge, 431, 0),
-    (Busy, 503, 1),
+    (ServerBusy, 503, 1),
     (InvalidInput, 422, 0),
     (NotFound, 404, 0),
     (Conflict, 409, 0),
@@ -128,27 +128,27 @@ STATUSES: tuple[tuple[type[Exception], int, int], ...] = (
 
 
 def reply_to(error: BaseException) -> Reply:
-    """The answer for `error`. What nobody foresaw becomes a 500 with an incident id; its story goes to the log only."""
+    """The response for `error`. An unexpected one becomes a 500 with an incident id; its details go to the log only."""
     if isinstance(error, msgspec.ValidationError):
         error = InvalidInput(str(error))
     elif isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
-        error = Malformed(f"the body cannot be read: {error}")
+        error = BadRequest(f"the body cannot be parsed: {error}")
     elif isinstance(error, RecursionError):
-        error = Malformed("the body is nested too deeply")
+        error = BadRequest("the body is nested too deeply")
     if isinstance(error, HodeiError):
         for kind, status, retry_s in STATUSES:
             if isinstance(error, kind):
-                # A body that could not even be parsed is told apart from one that says something impossible.
-                status = 400 if error.code == Malformed.code else status
-                headers = dict(error.headers) if isinstance(error, Refused) else {}
+                # A body that cannot be parsed differs from one that can, but is not valid.
+                status = 400 if error.code == BadRequest.code else status
+                headers = dict(error.headers) if isinstance(error, HttpError) else {}
                 if retry_s:
                     headers.setdefault("retry-after", str(retry_s))
                 return _reply(status, error.code, error.message, error.hint, getattr(error, "problems", ()), headers)
     incident = secrets.token_hex(4)
     log.error("incident %s", incident, exc_info=error)
     return _reply(
-        500, "INTERNAL", f"something went wrong inside the server (incident {incident})",
-        f"the server's log has the details: look for {incident}", (), {},
+        500, "INTERNAL", f"internal error in the server (incident {incident})",
+        f"search the server's log for {incident}", (), {},
     )  # fmt: skip
 
 
@@ -162,6 +162,6 @@ def _reply(
 
 
 def _clip(text: str, most: int = 2000) -> str:
-    """An answer never repeats a caller's ten megabytes, and is always valid UTF-8."""
+    """A response does not repeat megabytes of input, and is always valid UTF-8."""
     text = text if len(text) <= most else text[:most] + "…"
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,8 +1,8 @@
-"""Is this request for us, and of a sane size? Plain ASGI, before any route is looked for.
+"""ASGI middleware that checks every request before routing.
 
-Against DNS rebinding: the Host must be one of our names. Against foreign web pages: what a browser sends from another
-origin is refused, whatever it carries. Against floods: limits on headers, bodies and time; concurrent calls and
-their rate are in `slots`. What concerns bytes before a request is whole (slow headers, connection counts) is in `serving`.
+Against DNS rebinding: the Host must be one of the server's names. Against cross-site requests: what a browser sends from
+another origin is refused. Against floods: limits on headers, bodies and time. Limits on concurrency and rate are in
+`rate_limits`; limits on connections and slow headers, before a request is complete, in `serving`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hodei.server.errors import (
+    BadRequest,
     Forbidden,
-    ForeignHost,
     HeadersTooLarge,
-    Malformed,
-    Refused,
-    TooLarge,
-    TooSlow,
+    HttpError,
+    MisdirectedRequest,
+    PayloadTooLarge,
+    RequestTimeout,
     reply_to,
 )
 from hodei.server.route import KIB, MIB
 
 # ------------------------------------------------------------------------------------------ json depth
-# How deeply a JSON text is nested, without parsing it: linear in its size, in C, with bounded memory.
-
+# The depth of a JSON text without parsing it: linear in its size, in C, with bounded memory.
 
 _KEEP = b'[]{}"'
 _DROP = bytes(byte for byte in range(256) if byte not in _KEEP)
@@ -45,10 +44,10 @@ def deeper_than(raw: bytes, limit: int) -> bool:
         return False
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    overrides = raw.translate(None, _DROP)
+    marks = raw.translate(None, _DROP)
     depth, quotes = 0, 0
-    for start in range(0, len(overrides), _PIECE):
-        piece = np.frombuffer(overrides, np.uint8, min(_PIECE, len(overrides) - start), start)
+    for start in range(0, len(marks), _PIECE):
+        piece = np.frombuffer(marks, np.uint8, min(_PIECE, len(marks) - start), start)
         quoted = (np.cumsum(piece == ord('"'), dtype=np.int32) + quotes) & 1
         steps = np.where(quoted == 0, _STEP[piece], 0)
         heights = np.cumsum(steps, dtype=np.int32) + depth
@@ -58,17 +57,17 @@ def deeper_than(raw: bytes, limit: int) -> bool:
     return False
 
 
-# ----------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------- guard
 
 MAX_DEPTH = 64
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * KIB
-# How much of an unwanted body is thrown away before we answer and close. A client that is still sending when the
-# connection closes would see a reset instead of the answer.
+# ConfigOrigin much of an unread body is discarded before the response. A client that still sends when the connection closes would
+# see a reset instead of the response.
 DRAIN_BYTES = 64 * MIB
 DRAIN_S = 1.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-_SAFE_HEADERS = (
+_SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -79,7 +78,7 @@ _SAFE_HEADERS = (
 
 
 class Guard:
-    """Wraps the app. `hosts` are the names and addresses it may be called by, besides loopback's."""
+    """`hosts`: the names and addresses of the server, besides loopback."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self.app = app
@@ -95,7 +94,7 @@ class Guard:
         request = _Request(scope, receive, send)
         try:
             self.check(scope)
-        except Refused as error:
+        except HttpError as error:
             await reply_to(error)(scope, request.receive, request.send)
             return
         await self.app(scope, request.receive, request.send)
@@ -114,24 +113,24 @@ class Guard:
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise HeadersTooLarge(f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
         if len(hosts) != 1:
-            raise Malformed("a request needs exactly one Host header")
+            raise BadRequest("a request needs exactly one Host header")
         host = hosts[0].decode("latin-1")
         if len(host) > 300 or host_name(host) not in self.hosts:
-            raise ForeignHost(
-                f"this server does not go by the name {host[:80]!r}",
-                hint="call it by its configured address, or add this name to the server's hosts "
+            raise MisdirectedRequest(
+                f"{host[:80]!r} is not a name of this server",
+                hint="use its configured address, or add this name to server.names "
                 "(names are checked because a web page can point its own name at a private server)",
             )
         if site is not None and site not in (b"same-origin", b"none"):
             raise Forbidden("web pages of other sites may not call this server", code="CROSS_SITE")
-        # Ports count here: two servers on one host are strangers to each other.
+        # Including the port: two servers on one host are different origins.
         if origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host.lower():
             raise Forbidden(f"web pages of {origin[:80].decode('latin-1')} may not call this server", code="CROSS_SITE")
 
 
 @lru_cache(maxsize=256)
 def host_name(host: str) -> str:
-    """The name of a Host header or a configured address, without its port: `[::1]:8080` -> `::1`. "" if there is none."""
+    """The name in a Host header or a configured address, without the port: `[::1]:8080` -> `::1`."""
     host = host.strip().lower()
     if host.startswith("["):
         host = host[1:].partition("]")[0]
@@ -145,7 +144,7 @@ def host_name(host: str) -> str:
 
 
 class _Request:
-    """Adds the safe headers to the answer, and closes the connection when part of the request was left unread."""
+    """Adds the security headers to the response, and closes the connection if part of the request was not read."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -164,7 +163,7 @@ class _Request:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             names = {name for name, _ in headers}
-            headers += [pair for pair in _SAFE_HEADERS if pair[0] not in names]
+            headers += [pair for pair in _SECURITY_HEADERS if pair[0] not in names]
             if self._unread:
                 headers.append((b"connection", b"close"))
                 await self._drain()
@@ -184,11 +183,11 @@ class _Request:
 async def read_body(
     scope: Scope, receive: Receive, *, limit: int, timeout_s: float, take: Callable[[int], None] | None = None
 ) -> bytes:
-    """The whole body; TooLarge as soon as it is known to be, TooSlow when it does not arrive in time. `take` is told of
-    every piece before it is kept, and may refuse it."""
+    """The whole body; PayloadTooLarge as soon as it exceeds `limit`, RequestTimeout after `timeout_s`. `take` is called with the size of
+    every part, and may refuse it."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not declared.isdigit() or len(declared) > 18:
-        raise Malformed("the Content-Length header is not a number")
+        raise BadRequest("the Content-Length header is not a number")
     if int(declared) > limit:
         raise _too_large(limit)
     parts, size = [], 0
@@ -197,7 +196,7 @@ async def read_body(
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
-                    raise Malformed("the connection ended before the body did")
+                    raise BadRequest("the connection ended before the body did")
                 part = message.get("body", b"")
                 size += len(part)
                 if size > limit:
@@ -208,16 +207,16 @@ async def read_body(
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
-        raise TooSlow(f"the body did not arrive within {timeout_s:g} s") from None
+        raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from None
 
 
-def _too_large(limit: int) -> TooLarge:
+def _too_large(limit: int) -> PayloadTooLarge:
     size = f"{limit // MIB} MiB" if limit >= MIB else f"{limit} bytes"
-    return TooLarge(f"the body is larger than {size}", hint="send it in several requests")
+    return PayloadTooLarge(f"the body is larger than {size}", hint="send it in several requests")
 
 
 def check_depth(raw: bytes) -> None:
     if deeper_than(raw, MAX_DEPTH):
-        raise Malformed(
+        raise BadRequest(
             f"the body is nested more than {MAX_DEPTH} deep", hint="job documents need fewer than 10 levels"
         )

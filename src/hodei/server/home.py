@@ -1,7 +1,4 @@
-"""The home directory of a server: made, closed to others, locked, and checked before anything in it is opened.
-
-A store that is missing beside what an earlier server left is a question for the operator, not a new beginning.
-"""
+"""The home directory of a server: created, made private, locked, and checked before anything in it is opened."""
 
 from __future__ import annotations
 
@@ -16,82 +13,80 @@ from hodei.model.errors import Conflict, InvalidInput
 
 STORE = "hodei.db"
 CONFIG_FILES = ("config.toml", "hodei.yaml")
-# What a server leaves in a home when it has worked there. Tokens alone do not count: they may be put there beforehand.
-_LEFT = ("agent", "backends")
-_OF_THE_STORE = ("hodei.db-wal", "hodei.db-shm")
+# Directories that show that a server has run in this home. Tokens do not: they may be installed beforehand.
+_SERVER_DIRS = ("agent", "backends")
+_STORE_FILES = ("hodei.db-wal", "hodei.db-shm", STORE)
 RESTORE = "docs/how-to/run-as-a-service.md#restore"
 
 
-def settle_in(home: Path) -> None:
-    """A home is closed to others; a directory that holds other things as well keeps its mode (our files have theirs)."""
+def prepare_home(home: Path) -> None:
+    """Makes the home private. A directory that also has other files keeps its mode; ours are private by themselves."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if home.stat().st_mode & 0o077 and {path.name for path in home.iterdir()} <= {*CONFIG_FILES, "server.log"}:
         home.chmod(0o700)
 
 
-def only_one(home: Path) -> TextIO:
+def lock_home(home: Path) -> TextIO:
+    """Conflict if another server runs in this home. The lock is held until the file is closed."""
     lock = os.fdopen(os.open(home / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise Conflict(f"a server is running in {home} already", hint="hodei down, or choose another --home") from None
+        raise Conflict(f"a server is already running in {home}", hint="hodei down, or choose another --home") from None
     return lock
 
 
-def ask_about_lost_store(home: Path, *, fresh: bool) -> list[Path]:
-    """InvalidInput if there is no store although a server has worked here, unless a `fresh` start is wanted. Then what
-    the earlier server left is set aside, and where to is the answer: job numbers are given out again, and an agent that
-    remembers runs of the same numbers would refuse to run them."""
+def check_store_exists(home: Path, *, fresh: bool) -> list[Path]:
+    """InvalidInput if a server has run here but its store is missing. With `fresh` its other files are renamed instead, and
+    their new paths returned: job numbers start again, and an agent that knows runs of these numbers would refuse them."""
     store = home / STORE
     if store.exists() and store.stat().st_size:
         return []
-    left = [home / name for name in _LEFT if (home / name).is_dir() and any((home / name).iterdir())]
+    left = [home / name for name in _SERVER_DIRS if (home / name).is_dir() and any((home / name).iterdir())]
     if not left:
         return []
     if not fresh:
         state = "is empty" if store.exists() else "is missing"
-        also = " and tokens" if (home / "tokens").exists() else ""
+        names = ", ".join(path.name for path in left) + (" and tokens" if (home / "tokens").exists() else "")
         raise InvalidInput(
-            f"the store {store} {state}, but {', '.join(path.name for path in left)}{also} of an earlier server are here; "
-            "a new store would forget all jobs and lose sight of those that run",
-            hint=f"restore a backup ({RESTORE}), or start anew on purpose: hodei up --fresh",
+            f"the store {store} {state}, but {names} of an earlier server exist; "
+            "with a new store all jobs would be lost, and active runs would not be tracked",
+            hint=f"restore a backup ({RESTORE}), or create a new store on purpose: hodei up --fresh",
             code="STORE_MISSING",
         )
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = []
-    for path in [*left, *(home / name for name in (*_OF_THE_STORE, STORE) if (home / name).exists())]:
-        aside.append(path.with_name(f"{path.name}.before-{stamp}"))
-        path.rename(aside[-1])
-    return aside
+    return [
+        path.rename(path.with_name(f"{path.name}.before-{stamp}"))
+        for path in [*left, *(home / name for name in _STORE_FILES if (home / name).exists())]
+    ]
 
 
-# --------------------------------------------------------------------------------------------- logfile
-# The log of a server in the background: bounded in size, with a few older files beside it.
-
+# ------------------------------------------------------------------------------------------- log file
 
 MAX_BYTES = 16 << 20
-OLDER_FILES = 3
+BACKUP_COUNT = 3
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, older_files: int = OLDER_FILES) -> None:
-        super().__init__(path, maxBytes=max_bytes, backupCount=older_files, encoding="utf-8")
-        self._take_over()
+    """The log of a server in the background, rotated by size. Also gets what is written to stdout and stderr."""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, backup_count: int = BACKUP_COUNT) -> None:
+        super().__init__(path, maxBytes=max_bytes, backupCount=backup_count, encoding="utf-8")
+        self._redirect_output()
 
     def doRollover(self) -> None:
         super().doRollover()
-        self._take_over()
+        self._redirect_output()
 
-    def _take_over(self) -> None:
+    def _redirect_output(self) -> None:
         assert self.stream is not None
         for fd in (1, 2):
             os.dup2(self.stream.fileno(), fd)
 
     def _open(self):  # type: ignore[no-untyped-def]
-        """The file is never readable by others, not even for a moment."""
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_closed_to_others)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private)
 
 
-def _closed_to_others(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the types it names; nothing is written twice."""
+"""The OpenAPI 3.1 document, generated from the route table and its types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def openapi(table: Sequence[Route]) -> dict[str, Any]:
         types += [kind for kind in (route.request, route.response) if kind not in (None, bytes, *types)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
-    components["JobDocument"] = _moved(job_schema(), components)
+    components["JobDocument"] = _embedded(job_schema(), components)
     paths: dict[str, dict[str, Any]] = {}
     for route in table:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
@@ -36,7 +36,7 @@ def openapi(table: Sequence[Route]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             "responses": {
-                "Problem": {"description": "What went wrong, and what to do next", **_json(schema_of[Problem])}
+                "Problem": {"description": "What is wrong, and what to do next", **_json(schema_of[Problem])}
             },
         },
     }
@@ -62,8 +62,8 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     if route.request is bytes:
         one = {"$ref": _REF.format(name="JobDocument")}
         many = {"type": "array", "items": one}
-        bag = {"type": "object", "properties": {"jobs": many}, "required": ["jobs"]}
-        schema = {"anyOf": [one, many, bag]}
+        wrapped = {"type": "object", "properties": {"jobs": many}, "required": ["jobs"]}
+        schema = {"anyOf": [one, many, wrapped]}
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": schema}, "application/yaml": {"schema": schema}},
@@ -91,23 +91,23 @@ def _json(schema: Any) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _moved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """A schema that stands alone, made part of this document: its definitions go to `components` under a prefix."""
+def _embedded(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """A standalone schema as part of this document: its definitions move to `components` under a prefix."""
 
-    def point(value: Any) -> Any:
+    def rewrite_refs(value: Any) -> Any:
         if isinstance(value, dict):
             return {
                 key: re.sub(r"^#/\$defs/", "#/components/schemas/Job.", inner)
                 if key == "$ref" and isinstance(inner, str)
-                else point(inner)
+                else rewrite_refs(inner)
                 for key, inner in value.items()
             }
-        return [point(inner) for inner in value] if isinstance(value, list) else value
+        return [rewrite_refs(inner) for inner in value] if isinstance(value, list) else value
 
     schema = dict(schema)
     for name, definition in schema.pop("$defs", {}).items():
-        components[f"Job.{name}"] = point(definition)
+        components[f"Job.{name}"] = rewrite_refs(definition)
     schema.pop("$schema", None)
     schema.pop("$id", None)
-    moved: dict[str, Any] = point(schema)
-    return moved
+    embedded: dict[str, Any] = rewrite_refs(schema)
+    return embedded

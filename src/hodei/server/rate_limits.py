@@ -1,7 +1,7 @@
-"""Shares of the server: places, calls per second and bytes, in all and for each caller.
+"""Limits on concurrency, rate and bytes, in total and per caller.
 
-A caller is the name of a token, or the address of a client without one (`holder`). What one caller takes is bounded well
-below what there is, so that one caller alone never shuts the others out.
+A caller is the name of a token, or the address of a client without one (`limit_key`). The limit per caller is well below
+the total, so that one caller alone cannot lock out the others.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import Any
 
 from starlette.types import Scope
 
-from hodei.server.errors import Busy, TooFast, TooMany
+from hodei.server.errors import RateLimited, ServerBusy, TooManyRequests
 from hodei.server.route import Principal
 
-# --------------------------------------------------------------------------------------------- address
-# Which clients count as one place: an IPv4 address, or a network of 64 bits of IPv6, which is what one host is given.
+_MAX_BUCKETS = 4096
 
 
-def place_of(client: Sequence[Any] | None) -> str:
-    """ "" for a client without an address (a Unix socket)."""
-    return _place(str(client[0])) if client else ""
+def client_address(client: Sequence[Any] | None) -> str:
+    """The IPv4 address, or the /64 network of an IPv6 address, which is what one host gets. "" for a Unix socket."""
+    return _normalized(str(client[0])) if client else ""
 
 
 @lru_cache(maxsize=4096)
-def _place(host: str) -> str:
+def _normalized(host: str) -> str:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -42,81 +41,78 @@ def _place(host: str) -> str:
     return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
-# ----------------------------------------------------------------------------------------------------
-
-_KEPT = 4096
-
-
-def holder(who: Principal, scope: Scope) -> str:
-    """Whose share a call counts against. No token has a name with a colon in it."""
-    return who.name or f"address:{place_of(scope.get('client'))}"
+def limit_key(who: Principal, scope: Scope) -> str:
+    """The caller whose limits a request counts against. Token names have no colon."""
+    return who.name or f"address:{client_address(scope.get('client'))}"
 
 
-class Slots:
-    """A bounded number of places, in all and for each caller (0: no limit). `what` is a plural noun for the error text."""
+class ConcurrencyLimit:
+    """ConfigOrigin many at once, in total and per caller (0: no limit). `what` is a plural noun for the error text."""
 
     def __init__(self, what: str, *, total: int, each: int = 0) -> None:
         self.what, self.total, self.each = what, total, each
         self.held: Counter[str] = Counter()
         self.count = 0
 
-    def take(self, who: str) -> Callable[[], None]:
-        """Take a place; the function returned gives it back (once, however often it is called). TooMany or Busy if full."""
+    def acquire(self, who: str) -> Callable[[], None]:
+        """Returns the function that releases it; further calls of that do nothing. TooManyRequests or ServerBusy at the limit."""
         if self.each and self.held[who] >= self.each:
-            raise TooMany(f"{who} already has {self.each} open {self.what}", hint=f"close some {self.what} first")
+            raise TooManyRequests(
+                f"{who} already has {self.each} open {self.what}", hint=f"close some {self.what} first"
+            )
         if self.count >= self.total:
-            raise Busy(f"{self.total} {self.what} are being served", hint="try again in a moment")
+            raise ServerBusy(f"the server has {self.total} open {self.what}, its limit", hint="try again in a moment")
         self.held[who] += 1
         self.count += 1
-        taken = True
+        acquired = True
 
-        def give_back() -> None:
-            nonlocal taken
-            if taken:
-                taken = False
+        def release() -> None:
+            nonlocal acquired
+            if acquired:
+                acquired = False
                 self.count -= 1
                 self.held[who] -= 1
                 if not self.held[who]:
                     del self.held[who]
 
-        return give_back
+        return release
 
     @contextmanager
     def hold(self, who: str) -> Iterator[None]:
-        give_back = self.take(who)
+        release = self.acquire(who)
         try:
             yield
         finally:
-            give_back()
+            release()
 
 
-class Rates:
-    """A token bucket for each caller: `per_s` calls a second for ever (0: no limit), `burst` of them at once."""
+class RateLimit:
+    """A token bucket per caller: `per_s` requests a second (0: no limit), `burst` of them at once."""
 
     def __init__(self, *, per_s: float, burst: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._per_s, self._burst, self._monotonic = per_s, max(burst, 1), monotonic
-        self._full_at: dict[str, float] = {}  # when the bucket of each caller is full again
+        self._full_at: dict[str, float] = {}  # by caller, when its bucket is full again
 
     def spend(self, who: str) -> None:
-        """One call of this caller. TooFast if its bucket is empty."""
+        """Counts one request. RateLimited if the bucket is empty."""
         if not self._per_s:
             return
         now = self._monotonic()
         full_at = max(self._full_at.get(who, now), now) + 1 / self._per_s
         late_s = full_at - now - self._burst / self._per_s
         if late_s > 0:
-            raise TooFast(
-                f"{who} makes more than {self._per_s:g} calls per second",
-                hint="wait as long as Retry-After says; submit many jobs in one call",
+            raise RateLimited(
+                f"{who} sends more than {self._per_s:g} requests per second",
+                hint="wait for the seconds in Retry-After; submit many jobs in one request",
                 headers={"retry-after": str(math.ceil(late_s))},
             )
-        if who not in self._full_at and len(self._full_at) >= _KEPT:
+        if who not in self._full_at and len(self._full_at) >= _MAX_BUCKETS:
             self._full_at = {name: at for name, at in self._full_at.items() if at > now}
         self._full_at[who] = full_at
 
 
-class Room:
-    """A bounded number of bytes that are being held for calls, in all and for each caller (0: no limit)."""
+class ByteLimit:
+    """ConfigOrigin many bytes are held for requests at once, in total and per caller (0: no limit)."""
 
     def __init__(self, what: str, *, total: int, each: int = 0) -> None:
         self.what, self.total, self.each = what, total, each
@@ -125,17 +121,19 @@ class Room:
 
     @contextmanager
     def hold(self, who: str) -> Iterator[Callable[[int], None]]:
-        """Hands out a function that takes so many bytes more; all are given back at the end. It raises TooMany or Busy."""
+        """Yields a function that adds bytes (TooManyRequests or ServerBusy at the limit); all are released at the end."""
         mine = 0
 
         def take(size: int) -> None:
             nonlocal mine
             if self.each and self.held[who] + size > self.each:
-                raise TooMany(
-                    f"{who} has {self.each} bytes of {self.what} under way", hint="send them one after another"
+                raise TooManyRequests(
+                    f"{who} exceeds its limit of {self.each} bytes of {self.what}", hint="send them one after another"
                 )
             if self.count + size > self.total:
-                raise Busy(f"{self.total} bytes of {self.what} are under way", hint="try again in a moment")
+                raise ServerBusy(
+                    f"the server is at its limit of {self.total} bytes of {self.what}", hint="try again in a moment"
+                )
             mine += size
             self.held[who] += size
             self.count += size

@@ -1,7 +1,7 @@
-"""Server-sent events: history from the store first, then live, without gap or repeat.
+"""Server-sent events: stored events first, then live ones, without gaps or repeats.
 
-A client that reads too slowly is never buffered without bound: it gets the event `resync` and is closed, and comes
-back with the last id it saw. All tasks of a stream end with it.
+The buffer for a slow client is bounded: when it overflows, the client gets the event `resync` and is disconnected, and
+reconnects with the last id that it saw. All tasks of a stream end with it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hodei.model.effects import Event
 from hodei.server.route import Principal, Shared
 
 PAGE = 500
-MOST_WAITING = 256
+MAX_BUFFERED = 256
 REVOCATION_CHECK_S = 2.0
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
 _encode = msgspec.json.Encoder().encode
 
 
-class Stuck(Exception):
-    """The client takes nothing any more."""
+class ClientStalled(Exception):
+    """The client does not read any more."""
 
 
 class EventStream:
-    """One client's stream, as an ASGI app. `after` None starts with what is new. Calls `give_back` when it is over."""
+    """The stream of one client, as an ASGI app. `after` None: only new events. Calls `release` at the end."""
 
     def __init__(
-        self, shared: Shared, who: Principal, *, after: int | None, job: int, give_back: Callable[[], None]
+        self, shared: Shared, who: Principal, *, after: int | None, job: int, release: Callable[[], None]
     ) -> None:
-        self._shared, self._who, self._job, self._give_back = shared, who, job, give_back
+        self._shared, self._who, self._job, self._release = shared, who, job, release
         self._replaying = after is not None
         self._last = after or 0
         self._send: Send
@@ -45,19 +45,19 @@ class EventStream:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             pump = asyncio.ensure_future(self._pump())
-            gone = asyncio.ensure_future(_until_gone(receive))
+            disconnected = asyncio.ensure_future(_until_disconnected(receive))
             revoked = asyncio.ensure_future(self._until_revoked())
-            tasks = [pump, gone, revoked, asyncio.ensure_future(self._shared.closing.wait())]
+            tasks = [pump, disconnected, revoked, asyncio.ensure_future(self._shared.closing.wait())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
                 pump.result()
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            if not gone.done():
-                # A client that does not read must not keep a stream open that it has no right to any more.
+            if not disconnected.done():
+                # A client that does not read must not keep a revoked stream open.
                 await self._write(b"", more=False, timeout_s=1.0 if revoked.done() else None)
-        except Stuck:
-            # Closing politely would wait for the client to take what is already buffered, perhaps for ever.
+        except ClientStalled:
+            # A graceful close would wait for the client to read what is buffered, perhaps forever.
             abort = scope.get("extensions", {}).get("hodei", {}).get("abort")
             if abort is not None:
                 abort()
@@ -65,7 +65,7 @@ class EventStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._give_back()
+            self._release()
 
     async def _until_revoked(self) -> None:
         while self._shared.tokens.current(self._who):  # noqa: ASYNC110
@@ -75,12 +75,12 @@ class EventStream:
         await self._write(b"retry: 2000\n\n")
         service = self._shared.service
         while True:
-            # Far behind, first catch up without a subscription: its bounded buffer would only overflow meanwhile.
+            # Catch up without a subscription first: its bounded buffer would overflow meanwhile.
             await self._replay()
-            subscription = service.subscribe()
+            subscription = service.event_hub.subscribe()
             try:
-                # What was committed before the subscription began is in the store, what came after is in the
-                # subscription, and what is in both is known by its number.
+                # Events from before the subscription are in the store, later ones in the subscription; those in both are
+                # recognized by their numbers.
                 await self._replay()
                 if self._replaying and subscription.lagged:
                     continue
@@ -101,43 +101,43 @@ class EventStream:
                 return
 
     async def _live(self, subscription: Any) -> None:
-        waiting: deque[Event] = deque()
-        news, room = asyncio.Event(), asyncio.Event()
+        buffer: deque[Event] = deque()
+        arrived, has_room = asyncio.Event(), asyncio.Event()
 
         async def collect() -> None:
             async for event in subscription:
                 if subscription.lagged:
-                    return  # some were dropped before this one: the client has to fetch them first
+                    return  # events before this one were dropped: the client has to fetch them first
                 if event.seq <= self._last or (self._job and event.job != self._job):
                     continue
-                waiting.append(event)
-                news.set()
-                while len(waiting) >= MOST_WAITING:
-                    room.clear()
-                    await room.wait()
+                buffer.append(event)
+                arrived.set()
+                while len(buffer) >= MAX_BUFFERED:
+                    has_room.clear()
+                    await has_room.wait()
 
         collector = asyncio.ensure_future(collect())
-        collector.add_done_callback(lambda _: news.set())
+        collector.add_done_callback(lambda _: arrived.set())
         clock = asyncio.get_running_loop().time
-        spoke = clock()
+        sent_s = clock()
         try:
-            while not collector.done() or waiting:
+            while not collector.done() or buffer:
                 try:
                     async with asyncio.timeout(self._shared.heartbeat_s):
-                        await news.wait()
+                        await arrived.wait()
                 except TimeoutError:
                     pass
-                news.clear()
-                now = clock()
-                if waiting:
-                    events = list(waiting)
-                    waiting.clear()
-                    room.set()
+                arrived.clear()
+                now_s = clock()
+                if buffer:
+                    events = list(buffer)
+                    buffer.clear()
+                    has_room.set()
                     await self._write_events(events)
-                    spoke = now
-                elif now - spoke >= self._shared.heartbeat_s:
-                    await self._write(b": still here\n\n")
-                    spoke = now
+                    sent_s = now_s
+                elif now_s - sent_s >= self._shared.heartbeat_s:
+                    await self._write(b": heartbeat\n\n")
+                    sent_s = now_s
             collector.result()
         finally:
             collector.cancel()
@@ -152,9 +152,9 @@ class EventStream:
             async with asyncio.timeout(timeout_s or self._shared.send_timeout_s):
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
-            raise Stuck from None
+            raise ClientStalled from None
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -19,7 +19,7 @@ from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
 from hodei.model.outcome import StopReason
-from hodei.runtime import backend_queries
+from hodei.runtime import backend_manager
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
 from hpc_backends import a_slurm
@@ -207,7 +207,7 @@ def test_in_slurms_own_line_its_reason_and_its_estimate_are_told(own_slurm, tmp_
 
 
 def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr(backend_queries, "_LINE_EVERY_S", 0.2)
+    monkeypatch.setattr(backend_manager, "_QUEUE_INTERVAL_S", 0.2)
 
     async def story() -> None:
         # Twice as much as fits is handed in, so that the second waits in Slurm's line and not in ours.
@@ -220,7 +220,7 @@ def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path,
             await service.submit([job])
             await until(lambda: service.controller.cluster.jobs[1].state == "running", 30)
             await service.submit([job])
-            await until(service.fleet.begins, 60)  # Slurm estimates when its backfill has gone round
+            await until(service.backend_manager.begins, 60)  # Slurm estimates when its backfill has gone round
             answer = await service.why(2)
             assert answer.backend_queue is not None
             assert (answer.status, answer.backend_queue.backend) == ("placed", "hpc")

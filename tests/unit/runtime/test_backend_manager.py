@@ -19,8 +19,8 @@ from hodei.model.facts import RunObserved
 from hodei.model.job import BackendChoice, Checkpoint
 from hodei.model.resources import format_time
 from hodei.runtime import job_actions
-from hodei.runtime.backend_manager import BackendChanges
-from hodei.runtime.health_monitor import HealthPolicy
+from hodei.runtime.backend_manager import BackendFactory
+from hodei.runtime.watcher import HealthPolicy
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
 
@@ -29,7 +29,7 @@ BY_HAND = HealthPolicy(every_ms=0, timeout_ms=50, circuit=CircuitPolicy(failures
 
 
 class Patient(ObedientBackend):
-    """How it is is set by the test; it can also hang, in any call, until it is let go."""
+    """ConfigOrigin it is is set by the test; it can also hang, in any call, until it is let go."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, [a_node(f"{name}-1", 8, backend=name)], **options)
@@ -66,7 +66,7 @@ def on(name: str, **fields: Any) -> Any:
 
 
 def beat(service: Any, name: str) -> Any:
-    return service.fleet._members[name].pulse.beat()
+    return service.backend_manager._managed[name].health.check()
 
 
 def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
@@ -75,18 +75,18 @@ def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
         async with alive(a_service(MemoryStore(), bad, Patient("good"), clock=clock, health=BY_HAND)) as service:
             bad.healths = [Health(False, "disk on fire"), Health(False, "still on fire")]
             await beat(service, "bad")
-            assert service.fleet.status("bad").state == "ok"
+            assert service.backend_manager.status("bad").state == "ok"
             clock.ms += 5000
             await beat(service, "bad")
-            status = service.fleet.status("bad")
+            status = service.backend_manager.status("bad")
             assert (status.state, status.since_ms, status.text) == ("unhealthy", NOW_MS, "disk on fire")
             await service.submit([on("bad"), a_job_spec()])
-            await until(lambda: ("start", ["2.0.1"]) in service.fleet.backends["good"].diary.lines)
+            await until(lambda: ("start", ["2.0.1"]) in service.backend_manager.backends["good"].diary.lines)
             why = await service.why(1)
-            text = f"backend bad is not well since {format_time(NOW_MS)}: disk on fire"
+            text = f"backend bad is unhealthy since {format_time(NOW_MS)}: disk on fire"
             assert text in repr(why)
             assert "BACKEND_UNHEALTHY" in repr(why)
-            assert service.backend_errors() == {"bad": "disk on fire", "good": ""}
+            assert service.backend_manager.errors() == {"bad": "disk on fire", "good": ""}
             clock.ms += 5000
             await beat(service, "bad")
             await until(lambda: ("start", ["1.0.1"]) in bad.diary.lines)
@@ -113,7 +113,7 @@ def test_a_backend_that_was_never_reached_is_said_to_be_out_of_reach_also_when_i
             await beat(service, "shut")
             await until(lambda: "backend.unhealthy" in [event.kind for event in service.store.events()])
             why = await service.why(1)
-            assert f"backend shut is out of reach since {format_time(NOW_MS)}: refused" in why.summary
+            assert f"backend shut is unreachable since {format_time(NOW_MS)}: refused" in why.summary
             assert why.code == "BACKEND_UNAVAILABLE"
 
     asyncio.run(main())
@@ -135,7 +135,7 @@ def test_what_is_no_answer_is_a_bad_one(answer):
             bad.healths = [answer, answer] if answer else []
             assert not (await beat(service, "bad")).ok
             await beat(service, "bad")
-            assert service.fleet.status("bad").state == "unhealthy"
+            assert service.backend_manager.status("bad").state == "unhealthy"
 
     asyncio.run(main())
 
@@ -149,10 +149,10 @@ def test_a_backend_that_comes_back_from_an_outage_is_asked_at_once_not_after_its
             bad.healths = [Health(False, "away"), Health(False, "away")]
             await beat(service, "bad")
             await beat(service, "bad")
-            assert service.fleet.status("bad").state == "unhealthy"
+            assert service.backend_manager.status("bad").state == "unhealthy"
             bad.fall_over()
             await until(lambda: bad.opened == 2)
-            await until(lambda: service.fleet.status("bad").state == "ok")
+            await until(lambda: service.backend_manager.status("bad").state == "ok")
 
     asyncio.run(main())
 
@@ -174,14 +174,14 @@ def test_a_backend_that_hangs_holds_up_nobody_else():
 
 
 def test_a_server_is_ready_without_a_backend_that_does_not_let_it_in(monkeypatch):
-    monkeypatch.setattr("hodei.runtime.watcher.FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr("hodei.runtime.watcher.FIRST_TRY_S", 0.05)
 
     async def main():
         shut = Patient("shut")
         shut.hang_open = True
         async with alive(a_service(MemoryStore(), shut, Patient("good"), health=BY_HAND)) as service:
             assert service.ready
-            assert {status.backend.name: status.state for status in service.fleet.all()} == {
+            assert {status.backend.name: status.state for status in service.backend_manager.statuses()} == {
                 "good": "ok",
                 "shut": "connecting",
             }
@@ -200,7 +200,7 @@ def test_starts_that_cannot_have_arrived_go_to_another_backend_and_the_others_wa
             prefers = a_job_spec(backend=BackendChoice("preferred", ("bad", "good")))
             await service.submit([prefers])
             await until(lambda: len(bad.diary.lines) >= 2)  # nobody knows of this one whether it arrived
-            await until(lambda: service.fleet.status("bad").state == "unhealthy")
+            await until(lambda: service.backend_manager.status("bad").state == "unhealthy")
             await service.submit([prefers])
             await until(lambda: any(what == "start" for what, _ in good.diary.lines))
             assert good.diary.lines[-1][1][0].startswith("2.")
@@ -217,7 +217,7 @@ def test_a_disabled_backend_starts_nothing_more_and_stays_disabled_over_a_restar
             await service.submit([a_job_spec()])
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             backend.say(RunObserved("1.0.1", "running", NOW_MS))
-            assert (await service.fleet.disable("one")).state == "disabled"
+            assert (await service.backend_manager.disable("one")).state == "disabled"
             await service.submit([a_job_spec()])
             why = await service.why(2)
             assert why.code == "BACKEND_DISABLED"
@@ -227,15 +227,15 @@ def test_a_disabled_backend_starts_nothing_more_and_stays_disabled_over_a_restar
         backend.remembers = {"1.0.1": RunObserved("1.0.1", "running", NOW_MS)}
         clock.ms += 1000
         async with alive(a_service(MemoryStore(of=store), backend, clock=clock, health=BY_HAND)) as service:
-            assert service.fleet.status("one").since_ms == NOW_MS
+            assert service.backend_manager.status("one").since_ms == NOW_MS
             assert (await service.why(2)).code == "BACKEND_DISABLED"
-            assert (await service.fleet.enable("one")).state == "ok"
+            assert (await service.backend_manager.enable("one")).state == "ok"
             await until(lambda: ("start", ["2.0.1"]) in backend.diary.lines)
 
     asyncio.run(main())
 
 
-def a_plan(made: list[Patient], **tables: Any) -> BackendChanges:
+def a_plan(made: list[Patient], **tables: Any) -> BackendFactory:
     def make(name: str, table: Any) -> Patient:
         if table.get("kind") != "patient":
             raise InvalidInput("no such kind")
@@ -245,16 +245,16 @@ def a_plan(made: list[Patient], **tables: Any) -> BackendChanges:
     def dress(table: Any) -> Any:
         return lambda node: structs.replace(node, cost_milli=table.get("cost", 0))
 
-    return BackendChanges(make, dress, tables)
+    return BackendFactory(make, dress, tables)
 
 
 def test_a_backend_is_added_at_run_time_kept_over_a_restart_and_removed():
     async def main():
         store, made = MemoryStore(), []
         plan = a_plan(made, first={})
-        async with alive(a_service(store, Patient("first"), health=BY_HAND, fleet=plan)) as service:
-            await service.fleet.add("second", {"kind": "patient", "cost": 7, "password": "hush"})
-            await until(lambda: service.fleet.status("second").state == "ok")
+        async with alive(a_service(store, Patient("first"), health=BY_HAND, backend_factory=plan)) as service:
+            await service.backend_manager.add("second", {"kind": "patient", "cost": 7, "password": "hush"})
+            await until(lambda: service.backend_manager.status("second").state == "ok")
             await service.submit([on("second")])
             await until(lambda: ("start", ["1.0.1"]) in made[0].diary.lines)
             assert {status.node.name: status.node.cost_milli for status in service.nodes()} == {
@@ -262,26 +262,28 @@ def test_a_backend_is_added_at_run_time_kept_over_a_restart_and_removed():
                 "second-1": 7,
             }
             with pytest.raises(Conflict):
-                await service.fleet.add("second", {"kind": "patient"})
+                await service.backend_manager.add("second", {"kind": "patient"})
             with pytest.raises(InvalidInput):
-                await service.fleet.add("third", {"kind": "other"})
+                await service.backend_manager.add("third", {"kind": "other"})
             with pytest.raises(InvalidInput):
-                await service.fleet.add("a/b", {"kind": "patient"})
+                await service.backend_manager.add("a/b", {"kind": "patient"})
         store = MemoryStore(of=store)
-        async with alive(a_service(store, Patient("first"), health=BY_HAND, fleet=plan)) as service:
-            assert service.fleet.status("second").source == "added"
+        async with alive(a_service(store, Patient("first"), health=BY_HAND, backend_factory=plan)) as service:
+            assert service.backend_manager.status("second").source == "added"
             made[1].say(RunObserved("1.0.1", "running", NOW_MS))
-            with pytest.raises(Conflict, match="1 runs are on backend second"):
-                await service.fleet.remove("second")
+            with pytest.raises(Conflict, match="backend second has 1 active runs"):
+                await service.backend_manager.remove("second")
             with pytest.raises(Conflict, match="configuration file"):
-                await service.fleet.remove("first")
+                await service.backend_manager.remove("first")
             with pytest.raises(NotFound, match="did you mean 'second'"):
-                await service.fleet.remove("secnd")
-            await service.fleet.remove("second", force=True)
+                await service.backend_manager.remove("secnd")
+            await service.backend_manager.remove("second", force=True)
             await until(lambda: [status.node.name for status in service.nodes()] == ["first-1"])
             await until(lambda: service.store.job(1).reason_code == "LOST")
             assert service.backends == ("first",)
-        async with alive(a_service(MemoryStore(of=store), Patient("first"), health=BY_HAND, fleet=plan)) as service:
+        async with alive(
+            a_service(MemoryStore(of=store), Patient("first"), health=BY_HAND, backend_factory=plan)
+        ) as service:
             assert service.backends == ("first",)
 
     asyncio.run(main())
@@ -302,7 +304,7 @@ def test_a_command_goes_to_the_backend_of_its_run():
         async with alive(a_service(MemoryStore(), Patient("one"), health=BY_HAND)) as service:
             await service.submit([a_job_spec()])
             await until(lambda: service.store.runs(1))
-            done = await service.fleet.execute(service.store.runs(1)[0], ("echo", "$HOME"), 1000)
+            done = await service.backend_manager.execute(service.store.runs(1)[0], ("echo", "$HOME"), 1000)
             assert done.stdout == b"echo $HOME"
 
     asyncio.run(main())
@@ -318,11 +320,11 @@ def test_a_job_whose_backend_cannot_let_it_save_its_work_is_told_so_and_nothing_
             plain.say(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: service.store.job(1).state == "running")
             plain.capabilities = Capabilities()  # its settings have changed since the job was placed
-            with pytest.raises(Unsupported, match=r"obedient .* cannot let a run save its work") as told:
-                await job_actions.save_work(service, 1)
+            with pytest.raises(Unsupported, match=r"obedient .* cannot request a checkpoint") as told:
+                await job_actions.checkpoint(service, 1)
             assert "hodei backend show" in told.value.hint
             plain.capabilities = Capabilities(checkpoint=True)
-            await job_actions.save_work(service, 1)
+            await job_actions.checkpoint(service, 1)
             await until(lambda: ("checkpoint", ["1.0.1"]) in plain.diary.lines)
 
     asyncio.run(main())
@@ -380,8 +382,8 @@ def test_a_run_that_has_not_begun_has_an_empty_log_and_one_that_has_begun_must_h
     async def main():
         async with alive(a_service(MemoryStore(), Forgetful("one"), health=BY_HAND)) as service:
             placed = a_run(7, backend="one", node="one-1")
-            assert await service.logs(placed, "stdout", 5, 100) == (b"", 5)
+            assert await service.backend_manager.logs(placed, "stdout", 5, 100) == (b"", 5)
             with pytest.raises(NotFound):
-                await service.logs(structs.replace(placed, state="running"), "stdout", 0, 100)
+                await service.backend_manager.logs(structs.replace(placed, state="running"), "stdout", 0, 100)
 
     asyncio.run(main())

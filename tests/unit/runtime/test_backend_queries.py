@@ -18,9 +18,9 @@ from hodei.model.errors import BackendError
 from hodei.model.explanation import BackendQueueEntry
 from hodei.model.facts import RunObserved
 from hodei.model.job import GangRules
-from hodei.runtime import backend_queries
-from hodei.runtime.backend_queries import BackendQuery
-from hodei.runtime.health_monitor import HealthPolicy
+from hodei.runtime import backend_manager
+from hodei.runtime.backend_manager import BackendQuery
+from hodei.runtime.watcher import HealthPolicy
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, a_service, alive, until
 
@@ -50,8 +50,8 @@ class Queue(ObedientBackend):
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr(backend_queries, "_LINE_EVERY_S", 0.005)
-    monkeypatch.setattr(backend_queries, "_USAGE_EVERY_S", 0.005)
+    monkeypatch.setattr(backend_manager, "_QUEUE_INTERVAL_S", 0.005)
+    monkeypatch.setattr(backend_manager, "_USAGE_INTERVAL_S", 0.005)
 
 
 def test_why_tells_what_the_backend_expects_of_a_run_in_its_own_line(often):
@@ -61,12 +61,12 @@ def test_why_tells_what_the_backend_expects_of_a_run_in_its_own_line(often):
         backend.remembers = {"1.0.1": RunObserved("1.0.1", "placed", NOW_MS, reason="Slurm: Resources")}
         async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec()])
-            await until(service.fleet.begins)
+            await until(service.backend_manager.expected_starts)
             answer = await service.why(1)
             assert answer.backend_queue == BackendQueueEntry("hpc", NOW_MS + MINUTE, "Slurm: Resources")
-            assert answer.summary == "placed on hpc-main, waits in hpc's own line"
+            assert answer.summary == "placed on hpc-main, waits in the queue of backend hpc"
             backend.say(RunObserved("1.0.1", "running", NOW_MS))
-            await until(lambda: not service.fleet.begins())
+            await until(lambda: not service.backend_manager.expected_starts())
             answer = await service.why(1)
             assert (answer.status, answer.backend_queue) == ("running", None)
 
@@ -122,7 +122,7 @@ def test_a_gang_begins_with_the_last_of_its_members(often, starts, begins_ms):
         backend.starts = starts
         async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec(count=2, gang=GangRules())])
-            await until(service.fleet.begins)
+            await until(service.backend_manager.expected_starts)
             assert (await service.why(1)).backend_queue == BackendQueueEntry("hpc", begins_ms)
 
     asyncio.run(main())
@@ -134,8 +134,8 @@ def test_those_behind_a_run_in_line_are_foretold_a_start_after_its_turn(often):
         backend.starts = {"1.0.1": NOW_MS + 20 * MINUTE}
         async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec(cpu="4", estimate_ms=10 * MINUTE) for _ in range(2)])
-            await until(service.fleet.begins)
-            await service.foresight._foretell()
+            await until(service.backend_manager.expected_starts)
+            await service.forecasts._forecast()
             forecast = (await service.why(2)).forecast
             assert forecast is not None
             assert forecast.p50_ms == NOW_MS + 30 * MINUTE
@@ -145,7 +145,7 @@ def test_those_behind_a_run_in_line_are_foretold_a_start_after_its_turn(often):
 
 @pytest.mark.parametrize("trouble", [BackendError("no"), ValueError("odd"), None], ids=["refuses", "is odd", "hangs"])
 def test_an_answer_that_does_not_come_is_none_and_the_next_one_counts(monkeypatch, trouble):
-    monkeypatch.setattr(backend_queries, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(backend_manager, "_QUERY_TIMEOUT_S", 0.01)
     answers: list[Any] = [{"1.0.1": 5}, trouble, {"1.0.1": 7}]
 
     async def ask() -> dict[str, int]:
@@ -160,7 +160,7 @@ def test_an_answer_that_does_not_come_is_none_and_the_next_one_counts(monkeypatc
         inquiry = BackendQuery[int]("it", ask, lambda: True, 60)
         seen = []
         for _ in range(3):
-            await inquiry.once()
+            await inquiry.poll()
             seen.append(inquiry.answer)
         assert seen == [{"1.0.1": 5}, {}, {"1.0.1": 7}]
 
@@ -185,7 +185,7 @@ def test_what_is_used_is_a_metric_in_whole_cores_and_bytes(often):
 def test_with_more_nodes_than_a_person_can_look_at_there_is_no_such_metric(often, monkeypatch, of):
     async def main():
         backend = Queue()
-        monkeypatch.setattr(backend_queries, "MAX_NODES", 1)
+        monkeypatch.setattr(backend_manager, "MAX_NODES", 1)
         if of == "nodes in all":
             backend.offered = [a_node(name, 4, backend="hpc") for name in ("a", "b")]
         backend.used = {name: NodeUsage({"cpu": 1}) for name in ("a", "b")}

@@ -149,7 +149,7 @@ def test_a_refused_start_ends_the_job_and_a_failed_one_is_tried_again():
             assert (found.state, found.reason_code, found.reason) == ("failed", "BACKEND_REFUSED", "no such image")
             await until(lambda: service.store.job(2).reason_code == "START_FAILED")
             clock.ms += 5000
-            service.loop.tell([])
+            service.loop.enqueue([])
             await until(lambda: ("start", ["2.0.2"]) in backend.diary.lines)
 
     asyncio.run(main())
@@ -189,14 +189,14 @@ def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
             backend.open_errors = [BackendError("still down")] * 3
             backend.fall_over("the line is cut")
             await until(lambda: not service.nodes()[0].node.ready)
-            reason = f"backend obedient is out of reach since {format_time(NOW_MS)}: the line is cut"
+            reason = f"backend obedient is unreachable since {format_time(NOW_MS)}: the line is cut"
             assert service.nodes()[0].node.not_ready_reason == reason
             await service.submit([a_job_spec()])
             said = await service.why(1)
             assert (said.code, said.blockers[0].code) == ("BACKEND_UNAVAILABLE", "BACKEND_UNHEALTHY")
             await until(lambda: service.nodes()[0].node.ready)
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
-            assert service.backend_errors() == {"obedient": ""}
+            assert service.backend_manager.errors() == {"obedient": ""}
 
     asyncio.run(main())
 

@@ -14,8 +14,7 @@ from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.effects import SaveAudit, SaveJob, SaveRun
 from hodei.model.facts import RunObserved
 from hodei.ports import JobQuery
-from hodei.runtime.clock import SMALL_STEP_MS, SystemClock
-from hodei.runtime.retention import Kept, RetentionClock
+from hodei.runtime.clock import SMALL_STEP_MS, RetentionClock, SystemClock, TrustedTime
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
 
@@ -126,43 +125,43 @@ def test_an_end_that_is_told_with_an_earlier_time_than_the_beginning_gives_no_ne
 # ------------------------------------------------------------------------------------------- credibility
 
 
-def a_judge(kept: Kept | None = None, steady_ms: int = 0) -> RetentionClock:
-    return RetentionClock(kept or Kept(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
+def a_retention_clock(time: TrustedTime | None = None, steady_ms: int = 0) -> RetentionClock:
+    return RetentionClock(time or TrustedTime(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
 
 
 def test_a_clock_that_goes_on_as_time_passes_is_believed():
-    judge = a_judge()
+    clock = a_retention_clock()
     for hours in range(0, 24 * 60, 7):
-        assert judge.look(NOW_MS + hours * HOUR_MS, hours * HOUR_MS) == NOW_MS + hours * HOUR_MS
-    assert not judge.in_doubt
+        assert clock.update(NOW_MS + hours * HOUR_MS, hours * HOUR_MS) == NOW_MS + hours * HOUR_MS
+    assert not clock.in_doubt
 
 
 def test_a_jump_ahead_is_believed_only_after_it_has_lasted():
-    judge = a_judge()
-    assert judge.look(NOW_MS + YEAR_MS, 1000) == NOW_MS + 1000
-    assert judge.in_doubt
-    assert judge.look(NOW_MS + YEAR_MS + 12 * HOUR_MS, 1000 + 12 * HOUR_MS) == NOW_MS + 1000 + 12 * HOUR_MS
-    assert judge.left_ms == 12 * HOUR_MS
-    assert judge.look(NOW_MS + YEAR_MS + DAY_MS, 1000 + DAY_MS) == NOW_MS + YEAR_MS + DAY_MS
-    assert not judge.in_doubt
+    clock = a_retention_clock()
+    assert clock.update(NOW_MS + YEAR_MS, 1000) == NOW_MS + 1000
+    assert clock.in_doubt
+    assert clock.update(NOW_MS + YEAR_MS + 12 * HOUR_MS, 1000 + 12 * HOUR_MS) == NOW_MS + 1000 + 12 * HOUR_MS
+    assert clock.left_ms == 12 * HOUR_MS
+    assert clock.update(NOW_MS + YEAR_MS + DAY_MS, 1000 + DAY_MS) == NOW_MS + YEAR_MS + DAY_MS
+    assert not clock.in_doubt
 
 
 def test_a_clock_that_is_put_right_again_is_believed_at_once():
-    judge = a_judge()
-    judge.look(NOW_MS + YEAR_MS, 1000)
-    assert judge.look(NOW_MS + 2000, 2000) == NOW_MS + 2000
-    assert not judge.in_doubt
-    assert judge.look(NOW_MS - YEAR_MS, 3000) == NOW_MS - YEAR_MS  # nothing is forgotten too early by that
+    clock = a_retention_clock()
+    clock.update(NOW_MS + YEAR_MS, 1000)
+    assert clock.update(NOW_MS + 2000, 2000) == NOW_MS + 2000
+    assert not clock.in_doubt
+    assert clock.update(NOW_MS - YEAR_MS, 3000) == NOW_MS - YEAR_MS  # nothing is forgotten too early by that
 
 
 def test_a_restart_is_no_confirmation():
-    judge = a_judge()
-    judge.look(NOW_MS + YEAR_MS, 1000)
+    clock = a_retention_clock()
+    clock.update(NOW_MS + YEAR_MS, 1000)
     for _ in range(20):  # a new process with the same wrong clock each time; its steady clock may begin anew
-        judge = a_judge(msgspec.json.decode(msgspec.json.encode(judge.kept), type=Kept))
-        judge.look(NOW_MS + YEAR_MS + 60_000, 0)
-        believed = judge.look(NOW_MS + YEAR_MS + 120_000, 60_000)
-        assert judge.in_doubt
+        clock = a_retention_clock(msgspec.json.decode(msgspec.json.encode(clock.time), type=TrustedTime))
+        clock.update(NOW_MS + YEAR_MS + 60_000, 0)
+        believed = clock.update(NOW_MS + YEAR_MS + 120_000, 60_000)
+        assert clock.in_doubt
         assert believed < NOW_MS + DAY_MS
 
 
@@ -190,34 +189,34 @@ def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audi
         history(store)
         if when == "while it is off":
             async with alive(a_harness(store, clock, steady)) as service:
-                await service.housekeeping.once()
+                await service.retention.prune()
             store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
         async with alive(a_harness(store, clock, steady)) as service:
-            await service.housekeeping.once()
+            await service.retention.prune()
             clock.ms += YEAR_MS
             for _ in range(10):
                 steady.ms += 60_000
                 clock.ms += 60_000
-                await service.housekeeping.once()
+                await service.retention.prune()
             assert store.job(1) is not None
             assert len(store.audit(AuditQuery())) == 1
-            well, text = service.housekeeping.told()
+            well, text = service.retention.status()
             assert not well
-            assert "ahead of what was expected" in text
+            assert "ahead of the expected time" in text
             assert b"hodei_retention_held 1.0" in service.metrics()
             # A restart confirms nothing.
         store = MemoryStore(of=store)
         async with alive(a_harness(store, clock, steady)) as service:
-            await service.housekeeping.once()
+            await service.retention.prune()
             assert store.job(1) is not None
-            assert not service.housekeeping.told()[0]
+            assert not service.retention.status()[0]
             # It goes on when that time has really passed.
             clock.ms += DAY_MS
             steady.ms += DAY_MS
-            await service.housekeeping.once()
+            await service.retention.prune()
             assert store.job(1) is None
             assert store.audit(AuditQuery()) == []
-            assert service.housekeeping.told()[0]
+            assert service.retention.status()[0]
 
     asyncio.run(main())
 
@@ -227,10 +226,10 @@ def test_an_operator_who_says_that_the_clock_is_right_is_believed():
         store, clock, steady = MemoryStore(), StillClock(), StillClock()
         history(store)
         async with alive(a_harness(store, clock, steady)) as service:
-            await service.housekeeping.once()
+            await service.retention.prune()
         store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
         async with alive(a_harness(store, clock, steady, trust_clock=True)) as service:
-            await service.housekeeping.once()
+            await service.retention.prune()
             assert store.job(1) is None
 
     asyncio.run(main())
@@ -242,9 +241,9 @@ def test_a_store_of_an_older_version_is_judged_by_its_newest_job():
         history(store)
         clock.ms += YEAR_MS
         async with alive(a_harness(store, clock, steady)) as service:
-            await service.housekeeping.once()
+            await service.retention.prune()
             assert store.job(1) is not None
-            assert not service.housekeeping.told()[0]
+            assert not service.retention.status()[0]
 
     asyncio.run(main())
 
@@ -258,7 +257,7 @@ def test_all_that_is_due_goes_in_one_round_however_much_it_is():
         store.commit([SaveJob(structs.replace(job, id=id), new=True) for id in range(1, 3001)])
         store.commit([SaveJob(a_job(3001, state="succeeded", changed_ms=NOW_MS), new=True)])
         async with alive(a_harness(store, clock, steady)) as service:
-            await service.housekeeping.once()
+            await service.retention.prune()
             assert [job.id for job in store.jobs(JobQuery()).jobs] == [3001]
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The calendar in a living house whose clock stands still until it is moved. It proves nothing of real waiting."""
+"""The cron in a living house whose clock stands still until it is moved. It proves nothing of real waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodei.model.effects import SavePeriodic
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import RunObserved
 from hodei.ports import JobQuery
-from hodei.runtime.arrays import cancel_array, folded, hold_array, wait_array
+from hodei.runtime.job_actions import cancel_array, hold_array, list_folded, wait_array
 from hodei.runtime.rights import CALLER, Caller
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive
@@ -35,7 +35,7 @@ class Scene:
     async def at(self, ms: int) -> list[int]:
         """Move the clock, deal with what is due; the jobs there are then."""
         self.clock.ms = ms
-        await self.service.calendar.turn()
+        await self.service.cron.run_due()
         return sorted(job.id for job in self.store.jobs(JobQuery()).jobs)
 
     async def ends(self, job: int) -> None:
@@ -50,7 +50,7 @@ def test_a_job_is_made_when_it_is_due_and_once():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            await service.calendar.add(TICK)
+            await service.cron.add(TICK)
             assert await scene.at(FIRST_DUE - 1) == []
             assert await scene.at(FIRST_DUE) == [1]
             assert await scene.at(FIRST_DUE + 1) == [1]
@@ -73,7 +73,7 @@ def test_a_job_that_has_not_ended_when_the_next_is_due(overlap, jobs: list[int],
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            await service.calendar.add(structs.replace(TICK, overlap=overlap))
+            await service.cron.add(structs.replace(TICK, overlap=overlap))
             await scene.at(FIRST_DUE)
             assert await scene.at(FIRST_DUE + 5 * MINUTE) == jobs
             if overlap == "replace":
@@ -95,9 +95,9 @@ def test_a_crash_after_the_job_was_made_makes_no_second_one():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            made = await service.calendar.add(TICK)
+            made = await service.cron.add(TICK)
             await scene.at(FIRST_DUE)
-            await service.loop.committed([], [SavePeriodic(made)])
+            await service.loop.commit([], [SavePeriodic(made)])
         again = Scene(MemoryStore(of=scene.store))
         again.clock.ms = FIRST_DUE + 1
         async with alive(again.service):
@@ -112,7 +112,7 @@ def test_times_at_which_no_server_was_there_are_made_up_for_as_the_policy_says(m
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            await service.calendar.add(structs.replace(TICK, missed=missed, missed_limit=3, overlap="allow"))
+            await service.cron.add(structs.replace(TICK, missed=missed, missed_limit=3, overlap="allow"))
         again = Scene(MemoryStore(of=scene.store))
         again.clock.ms = FIRST_DUE + 27 * MINUTE
         async with alive(again.service):
@@ -126,18 +126,18 @@ def test_paused_it_makes_no_job_and_resumed_it_makes_up_for_none():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            await service.calendar.add(TICK)
-            await service.calendar.pause("tick")
+            await service.cron.add(TICK)
+            await service.cron.pause("tick")
             assert await scene.at(FIRST_DUE + 11 * MINUTE) == []
-            await service.calendar.resume("tick")
+            await service.cron.resume("tick")
             assert await scene.at(FIRST_DUE + 12 * MINUTE) == []
             assert await scene.at(FIRST_DUE + 15 * MINUTE) == [1]
-            assert await service.calendar.run_now("tick") == 2
-            await service.calendar.remove("tick")
+            assert await service.cron.run_now("tick") == 2
+            await service.cron.remove("tick")
             assert await scene.at(FIRST_DUE + 60 * MINUTE) == [1, 2]
             assert scene.store.periodics() == []
             with pytest.raises(NotFound):
-                await service.calendar.pause("tick")
+                await service.cron.pause("tick")
 
     asyncio.run(play())
 
@@ -146,9 +146,9 @@ def test_a_name_is_given_once():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            await service.calendar.add(TICK)
+            await service.cron.add(TICK)
             with pytest.raises(Conflict):
-                await service.calendar.add(TICK)
+                await service.cron.add(TICK)
 
     asyncio.run(play())
 
@@ -158,12 +158,12 @@ def test_a_refused_job_is_told_and_the_next_time_is_tried_again():
         scene = Scene()
         scene.service = a_service(scene.store, scene.backend, clock=scene.clock, profile={"max_pending": 0})
         async with alive(scene.service) as service:
-            await service.loop.committed([], [SavePeriodic(structs.replace(TICK, handled_ms=NOW_MS))])
-            service.calendar._periodics["tick"] = structs.replace(TICK, handled_ms=NOW_MS)
+            await service.loop.commit([], [SavePeriodic(structs.replace(TICK, handled_ms=NOW_MS))])
+            service.cron._periodics["tick"] = structs.replace(TICK, handled_ms=NOW_MS)
             assert await scene.at(FIRST_DUE) == []
             assert scene.kinds() == ["periodic.refused"]
-            assert "refused" in service.calendar.one("tick").last_result
-            assert service.calendar.one("tick").next_ms() == FIRST_DUE + 5 * MINUTE
+            assert "refused" in service.cron.get("tick").last_result
+            assert service.cron.get("tick").next_ms() == FIRST_DUE + 5 * MINUTE
 
     asyncio.run(play())
 
@@ -179,7 +179,7 @@ def test_one_word_to_an_array_is_one_commit_and_reaches_every_element():
                 [a_job_spec("sweep", cpu=1, array=ArrayElement(0, 0, 50, 2)), a_job_spec("other", cpu=9)]
             )
             assert done.ids == (1, 51)
-            rows, after = folded(scene.store, JobQuery(limit=10))
+            rows, after = list_folded(scene.store, JobQuery(limit=10))
             assert [(row.job.spec.name, row.states) for row in rows] == [
                 ("other", None), ("sweep", {"pending": 48, "scheduled": 2}),
             ]  # fmt: skip

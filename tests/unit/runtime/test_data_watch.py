@@ -12,7 +12,7 @@ import pytest
 
 from hodei.model.dependency import AllowedData
 from hodei.model.facts import DataAppeared, Fact
-from hodei.runtime.dependency_lookup import DataWatch, is_there
+from hodei.runtime.dependency_lookup import DataWatch, exists
 
 
 @pytest.fixture
@@ -41,33 +41,33 @@ def web() -> Iterator[tuple[str, list[str]]]:
 
 def test_a_file_is_there_when_it_is(tmp_path: Path) -> None:
     allowed, file = AllowedData([f"{tmp_path}/open/"]), tmp_path / "open" / "x.csv"
-    assert not is_there(str(file), allowed)
+    assert not exists(str(file), allowed)
     file.parent.mkdir()
     file.touch()
-    assert is_there(str(file), allowed)
+    assert exists(str(file), allowed)
 
 
 def test_a_link_is_no_window_to_the_rest_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "secret").touch()
     (tmp_path / "open" / "link").symlink_to(tmp_path / "secret")
-    assert not is_there(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/open/"]))
-    assert is_there(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/"]))
+    assert not exists(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/open/"]))
+    assert exists(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/"]))
 
 
 def test_an_address_is_there_when_it_answers_and_is_not_followed(web: tuple[str, list[str]]) -> None:
     address, asked = web
     allowed = AllowedData([f"{address}/"])
-    assert is_there(f"{address}/there", allowed)
-    assert not is_there(f"{address}/gone", allowed)
-    assert not is_there(f"{address}/moved", allowed)
+    assert exists(f"{address}/there", allowed)
+    assert not exists(f"{address}/gone", allowed)
+    assert not exists(f"{address}/moved", allowed)
     assert asked == ["/there", "/gone", "/moved"]
-    assert not is_there("http://127.0.0.1:1/there", AllowedData(["http://127.0.0.1:1/"]))
+    assert not exists("http://127.0.0.1:1/there", AllowedData(["http://127.0.0.1:1/"]))
 
 
 def test_what_is_not_allowed_is_never_asked_for(web: tuple[str, list[str]]) -> None:
     address, asked = web
-    assert not is_there(f"{address}/there", AllowedData(["https://elsewhere/"]))
+    assert not exists(f"{address}/there", AllowedData(["https://elsewhere/"]))
     assert asked == []
 
 
@@ -83,13 +83,13 @@ def test_it_looks_less_and_less_often_and_stops_when_nobody_waits() -> None:
 
         watch = DataWatch(lambda: wanted, told.extend, AllowedData(["/data/"]), look)
         for now_s in (0.0, 0.5, 1.0, 2.0, 2.5):
-            watch.turn(now_s)
-            await asyncio.gather(*watch._looking.values())
+            watch.poll(now_s)
+            await asyncio.gather(*watch._checks.values())
             await asyncio.sleep(0)
         assert told == [DataAppeared("/data/x")]
         wanted.clear()
-        watch.turn(100.0)
-        assert not watch._looking
+        watch.poll(100.0)
+        assert not watch._checks
 
     asyncio.run(story())
     assert len(looked) == 3
@@ -104,13 +104,13 @@ def test_one_that_does_not_answer_holds_up_no_other() -> None:
             return free.wait(10) if what == "/data/slow" else True
 
         watch = DataWatch(lambda: ["/data/slow", "/data/fast"], told.extend, AllowedData(["/data/"]), look)
-        watch.turn(0.0)
-        await watch._looking["/data/fast"]
+        watch.poll(0.0)
+        await watch._checks["/data/fast"]
         await asyncio.sleep(0)
         assert told == [DataAppeared("/data/fast")]
-        watch.turn(50.0)
-        assert list(watch._looking).count("/data/slow") == 1
+        watch.poll(50.0)
+        assert list(watch._checks).count("/data/slow") == 1
         free.set()
-        await asyncio.gather(*watch._looking.values())
+        await asyncio.gather(*watch._checks.values())
 
     asyncio.run(story())

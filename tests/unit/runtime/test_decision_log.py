@@ -32,7 +32,7 @@ def test_a_decision_log_is_kept_in_segments_within_its_size_and_each_is_decided_
     path, most = tmp_path / "decisions.jsonl", 200_000
 
     async def main():
-        log = DecisionLog(path, SchedulingConfig(), 0, most_bytes=most)
+        log = DecisionLog(path, SchedulingConfig(), 0, max_bytes=most)
         async with alive(a_service(TalkingStore(), _instant(), decision_log=log)) as service:
             job = 0
             while not closed_segments(path) or closed_segments(path)[0].number < 3:
@@ -111,7 +111,7 @@ def test_values_of_variables_and_secret_options_are_in_no_segment_and_in_no_stat
 
 
 def test_a_state_names_no_code_but_that_of_a_scheduler():
-    for call in (print, asyncio.run, "hodei.runtime.fork_worker:_work", "hodei.plugins.registry:build_profile"):
+    for call in (print, asyncio.run, "hodei.runtime.fork_worker:_run_child", "hodei.plugins.registry:build_profile"):
 
         class Evil:
             def __reduce__(self, call=call):
@@ -137,7 +137,7 @@ def test_a_decision_log_goes_on_with_a_new_segment_after_the_disk_was_full(tmp_p
             await service.submit([a_job_spec()])
             await service.wait(2, 5000)
             assert not log.full
-            monkeypatch.setattr("hodei.runtime.decision_log._AGAIN_S", 0.0)
+            monkeypatch.setattr("hodei.runtime.decision_log._RETRY_S", 0.0)
             await service.submit([a_job_spec()])
             await until(lambda: state_path(path, 2).exists())
             await service.submit([a_job_spec()])
@@ -164,7 +164,7 @@ def test_a_segment_begins_when_what_filled_the_one_before_it_is_stored_and_done_
                 begin(controller)
 
             monkeypatch.setattr(log, "begin_segment", begins)
-            await service.loop.committed([])  # nothing else is on its way
+            await service.loop.commit([])  # nothing else is on its way
             monkeypatch.setattr("hodei.runtime.decision_log._BUFFER", 1)
             log._segment_bytes = log._bytes + 1
             await service.submit([a_job_spec()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from builders import an_event
-from hodei.runtime.event_hub import EventHub
+from hodei.runtime.observers import EventHub
 
 
 def test_every_reader_hears_everything_in_order():
@@ -67,13 +67,13 @@ def test_those_who_wait_for_an_end_are_told_once_and_those_who_gave_up_are_forgo
     async def main():
         hub = EventHub()
         first, second, other = hub.end_of(1), hub.end_of(1), hub.end_of(2)
-        hub.give_up(1, second)
+        hub.cancel_wait(1, second)
         hub.publish([], [1, 1, 99])
         assert first.done()
         assert not second.done()
         assert not other.done()
-        hub.give_up(2, other)
-        hub.give_up(2, other)
+        hub.cancel_wait(2, other)
+        hub.cancel_wait(2, other)
         hub.publish([], [2])
         assert not other.done()
 

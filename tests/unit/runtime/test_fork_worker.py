@@ -29,7 +29,7 @@ def test_a_child_sees_the_moment_and_changes_nothing_here():
             state["number"] += 41
             return state, os.getpid()
 
-        asked = asyncio.create_task(aside.ask(work))
+        asked = asyncio.create_task(aside.run(work))
         await until(lambda: aside._children)
         state["number"] = 7
         seen, pid = await asked
@@ -48,11 +48,11 @@ def test_what_a_child_raises_is_raised_here_with_its_hint_and_code():
     async def main():
         aside = ForkWorker(1)
         with pytest.raises(InvalidInput) as refused:
-            await aside.ask(refuse)
+            await aside.run(refuse)
         assert (refused.value.message, refused.value.hint, refused.value.code) == ("not so", "so", "ODD")
         assert refused.value.problems == (("a", "b"),)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            await aside.ask(lambda: 1 / 0)
+            await aside.run(lambda: 1 / 0)
         aside.close()
 
     asyncio.run(main())
@@ -61,13 +61,13 @@ def test_what_a_child_raises_is_raised_here_with_its_hint_and_code():
 def test_equal_questions_that_wait_share_one_child():
     async def main():
         aside = ForkWorker(1)
-        first = asyncio.create_task(aside.ask(lambda: time.sleep(0.1)))
+        first = asyncio.create_task(aside.run(lambda: time.sleep(0.1)))
         await until(lambda: aside._children)
-        pids = await asyncio.gather(*(aside.ask(os.getpid, "same") for _ in range(8)), aside.ask(os.getpid, "other"))
+        pids = await asyncio.gather(*(aside.run(os.getpid, "same") for _ in range(8)), aside.run(os.getpid, "other"))
         assert len(set(pids)) == 2
         assert os.getpid() not in pids
         await first
-        assert await aside.ask(os.getpid, "same") not in pids, "an answer is not kept"
+        assert await aside.run(os.getpid, "same") not in pids, "an answer is not kept"
         aside.close()
 
     asyncio.run(main())
@@ -76,9 +76,9 @@ def test_equal_questions_that_wait_share_one_child():
 def test_one_who_gives_up_leaves_the_answer_to_the_others():
     async def main():
         aside = ForkWorker(1)
-        busy = asyncio.create_task(aside.ask(lambda: time.sleep(0.1)))
+        busy = asyncio.create_task(aside.run(lambda: time.sleep(0.1)))
         await until(lambda: aside._children)
-        one, other = (asyncio.create_task(aside.ask(lambda: 5, "same")) for _ in range(2))
+        one, other = (asyncio.create_task(aside.run(lambda: 5, "same")) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()
         assert await other == 5
@@ -92,13 +92,13 @@ def test_one_who_gives_up_leaves_the_answer_to_the_others():
 def test_a_child_that_comes_to_no_end_is_an_answer_too(end):
     async def main():
         aside = ForkWorker(1, limit_s=0.05 if end == "too long" else 60)
-        asked = asyncio.create_task(aside.ask(lambda: time.sleep(60)))
+        asked = asyncio.create_task(aside.run(lambda: time.sleep(60)))
         await until(lambda: aside._children)
         if end == "killed":
             os.kill(next(iter(aside._children)), signal.SIGKILL)
-        with pytest.raises(Unavailable, match="took too long" if end == "too long" else "was ended"):
+        with pytest.raises(Unavailable, match="took too long" if end == "too long" else "was killed"):
             await asked
-        assert await aside.ask(lambda: 5) == 5, "its place is free again"
+        assert await aside.run(lambda: 5) == 5, "its place is free again"
         aside.close()
 
     asyncio.run(main())
@@ -107,7 +107,7 @@ def test_a_child_that_comes_to_no_end_is_an_answer_too(end):
 def test_closing_ends_the_children():
     async def main():
         aside = ForkWorker(1)
-        asked = asyncio.create_task(aside.ask(lambda: time.sleep(60)))
+        asked = asyncio.create_task(aside.run(lambda: time.sleep(60)))
         await until(lambda: aside._children)
         (child,) = aside._children
         await asyncio.to_thread(aside.close)
@@ -116,7 +116,7 @@ def test_closing_ends_the_children():
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
         with pytest.raises(Unavailable):
-            await aside.ask(lambda: 5)
+            await aside.run(lambda: 5)
 
     asyncio.run(main())
 
@@ -124,7 +124,7 @@ def test_closing_ends_the_children():
 def test_a_connection_that_is_closed_here_does_not_stay_open_in_a_child():
     async def main():
         aside, (ours, theirs) = ForkWorker(1), socket.socketpair()
-        asked = asyncio.create_task(aside.ask(lambda: time.sleep(60)))
+        asked = asyncio.create_task(aside.run(lambda: time.sleep(60)))
         await until(lambda: aside._children)
         ours.close()
         theirs.settimeout(20)
@@ -152,7 +152,7 @@ def test_no_copy_of_the_controller_is_made_on_the_loop(tmp_path, monkeypatch):
             monkeypatch.setattr(clone._Copier, "copy", noted)
             answer = await service.what_if(Question(add_nodes=1))
             assert len(answer.sooner) == 2
-            await service.foresight._foretell()
+            await service.forecasts._forecast()
             with pytest.raises(NotFound):
                 await service.what_if(Question(remove_nodes=("nowhere",)))
             assert str(os.getpid()) not in made.read_text().split()
@@ -171,10 +171,10 @@ def test_equal_questions_that_wait_are_answered_once():
             asked.append(what)
             return what
 
-        got = await asyncio.gather(*(answers.ask(what, lambda what=what: answer(what)) for what in "aabbaab"))
+        got = await asyncio.gather(*(answers.run(what, lambda what=what: answer(what)) for what in "aabbaab"))
         assert got == list("aabbaab")
         assert asked == ["a", "b"]
-        await answers.ask("a", lambda: answer("a"))
+        await answers.run("a", lambda: answer("a"))
         assert asked == ["a", "b", "a"], "an answer is not kept"
 
     asyncio.run(main())
@@ -184,7 +184,7 @@ def test_an_answer_that_fails_fails_for_those_who_asked_alone():
     async def main():
         answers = QueryQueue()
         one, two = await asyncio.gather(
-            answers.ask("a", lambda: 1 / 0), answers.ask("b", lambda: 5), return_exceptions=True
+            answers.run("a", lambda: 1 / 0), answers.run("b", lambda: 5), return_exceptions=True
         )
         assert isinstance(one, ZeroDivisionError)
         assert two == 5
@@ -211,7 +211,7 @@ def test_after_each_answer_the_loop_rests_as_long_as_it_took(monkeypatch):
 
     async def main():
         answers = QueryQueue()
-        await asyncio.gather(*(answers.ask(s, lambda s=s: answer(s)) for s in (0.25, 0.0001, 0.5)))
+        await asyncio.gather(*(answers.run(s, lambda s=s: answer(s)) for s in (0.25, 0.0001, 0.5)))
         await sleep(0.01)
 
     asyncio.run(main())
@@ -234,8 +234,8 @@ def test_eight_who_ask_why_the_same_job_waits_cost_one_answer(monkeypatch):
             told = await asyncio.gather(*(service.why(3) for _ in range(8)), service.why(2))
             assert [answer.queue.position for answer in told] == [2] * 8 + [1]
             assert sorted(asked) == [2, 3]
-            places = await asyncio.gather(*(service.standing(3) for _ in range(8)))
+            places = await asyncio.gather(*(service.priority(3) for _ in range(8)))
             assert {place.position for place in places} == {2}
-            assert await service.standing(1) is None
+            assert await service.priority(1) is None
 
     asyncio.run(main())

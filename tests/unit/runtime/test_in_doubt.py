@@ -14,8 +14,8 @@ from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError
 from hodei.model.facts import RunObserved
 from hodei.model.job import BackendChoice
 from hodei.model.outcome import StopReason
-from hodei.runtime import binder as binding
-from hodei.runtime.binder import start as start_gangs
+from hodei.runtime import binder
+from hodei.runtime.binder import start_gangs
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
 from unit.runtime.test_backend_manager import BY_HAND, Patient
@@ -24,7 +24,7 @@ from unit.runtime.test_backends_at_work import _binder, _start
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr(binding, "DOUBT_PAUSE_S", 0.01)
+    monkeypatch.setattr(binder, "DOUBT_PAUSE_S", 0.01)
 
 
 def _starts(backend):
@@ -71,7 +71,7 @@ def test_a_run_in_doubt_is_not_given_back_when_its_backend_is_barred():
         serving = asyncio.create_task(binder.serve("obedient"))
         binder.act([_start(1)])
         await until(lambda: _starts(backend))
-        binder.bar("obedient", "not well")
+        binder.block("obedient", "not well")
         binder.act([_start(1), _start(2)])  # the first once more: the watcher made peace after an outage
         assert [(fact.run, fact.reason_code) for fact in told] == [("2.0.1", "not_reached")]
         serving.cancel()
@@ -88,7 +88,7 @@ def test_a_start_that_is_under_way_is_not_given_back_either():
         binder.act([_start(1)])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        binder.bar("obedient", "not well")
+        binder.block("obedient", "not well")
         binder.act([_start(1)])
         assert told == []
         serving.cancel()
@@ -108,7 +108,7 @@ def test_a_start_that_an_earlier_server_may_have_sent_is_not_given_back():
             await until(lambda: _starts(backend))
         backend = Patient("one")
         service = a_service(MemoryStore(of=store), backend, clock=clock, health=BY_HAND)
-        service.fleet.binder.bar("one", "not well")
+        service.backend_manager.binder.block("one", "not well")
         async with alive(service):
             await until(lambda: _starts(backend) == [["1.0.1"]])
             assert service.store.job(1).attempt == 1
@@ -124,14 +124,14 @@ def test_an_outage_uses_up_no_attempt_of_a_job_that_it_kept_from_starting():
             backend.start_errors = [BackendError("connection refused", code=NOT_REACHED) for _ in range(100)]
             await service.submit([a_job_spec(restart="never")])
             for _ in range(2):
-                await until(lambda: service.fleet.status("one").state == "unhealthy")
+                await until(lambda: service.backend_manager.status("one").state == "unhealthy")
                 await until(lambda: service.store.job(1).reason_code == "NOT_REACHED")
                 clock.ms += 400_000
-                await service.fleet._members["one"].pulse.beat()
-                service.loop.tell([])
+                await service.backend_manager._managed["one"].health.check()
+                service.loop.enqueue([])
                 await until(lambda: service.store.job(1).state == "scheduled")
             backend.start_errors = []
-            await until(lambda: service.fleet.status("one").state == "ok")
+            await until(lambda: service.backend_manager.status("one").state == "ok")
             attempt = service.store.job(1).attempt
             backend.say(RunObserved(f"1.0.{attempt}", "succeeded", NOW_MS, 0))
             found = await service.wait(1, 5000)
@@ -148,7 +148,7 @@ def test_a_start_that_never_arrived_goes_to_another_backend_after_the_bar():
             await service.submit([a_job_spec(backend=BackendChoice("preferred", ("bad", "good")))])
             await until(lambda: service.store.job(1).reason_code == "NOT_REACHED")
             clock.ms += 2000
-            service.loop.tell([])
+            service.loop.enqueue([])
             await until(lambda: _starts(good) == [["1.0.2"]])
             assert service.store.job(1).losses == 0
 

@@ -20,9 +20,8 @@ from hodei.model.effects import SaveJob
 from hodei.model.errors import Conflict, NotPermitted, QueueFull, Unavailable
 from hodei.model.facts import Reconfigured
 from hodei.plugins.registry import build_profile
-from hodei.runtime.arrays import cancel_array, hold_array, release_array
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.job_actions import requeue_all
+from hodei.runtime.job_actions import cancel_array, hold_array, release_array, requeue_all
 from hodei.runtime.rights import CALLER, Caller
 from hodei.sim.replay import replay
 from hodei.store.memory import MemoryStore
@@ -73,7 +72,7 @@ def _is_in_parts(turns):
 
 
 @pytest.mark.parametrize("at_most", [0, 10], ids=["all at once", "ten at a time"])
-@pytest.mark.parametrize("after", [False, True], ids=["free", "after another"])
+@pytest.mark.parametrize("after", [False, True], ids=["exempt", "after another"])
 def test_the_loop_has_its_turns_while_an_array_comes_and_goes(at_most, after):
     async def main():
         async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
@@ -164,7 +163,7 @@ def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
                 turns.append(turn)
                 return ()
 
-            service.depending.of_record = of_record
+            service.dependency_lookup.of_record = of_record
             again = asyncio.create_task(requeue_all(service, (), (1,)))
             while not again.done():
                 turn += 1
@@ -255,7 +254,7 @@ def test_the_loop_has_its_turns_while_a_queue_gets_other_settings():
         async with alive(service):
             await service.submit([an_array(cpu="4")])
             async with watched() as turns:
-                await service.loop.committed([Reconfigured(SchedulingConfig())])
+                await service.loop.commit([Reconfigured(SchedulingConfig())])
             assert _is_in_parts(turns)
             line = service.controller.queues["default"]
             assert (line.profile.queue.name, len(line)) == ("fifo", COUNT - 1)

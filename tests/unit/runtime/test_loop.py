@@ -142,7 +142,7 @@ def test_a_loop_whose_store_was_taken_over_stops_and_answers_no():
         async with asyncio.timeout(10):
             with pytest.raises(Unavailable):
                 await service.submit([a_job_spec()])
-            await service.ended()
+            await service.until_loop_ends()
             assert isinstance(service.loop.fatal, StaleEpoch)
             assert not service.ready
             with pytest.raises(Unavailable):
@@ -245,7 +245,7 @@ def test_a_restart_finds_what_was_stored_and_what_goes_on():
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             backend.say(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: store.job(1).state == "running")
-            await service.mark_node(NodeOverridden("n1", labels={"seen": "yes"}))
+            await service.override_node(NodeOverridden("n1", labels={"seen": "yes"}))
         second, later = TalkingStore(of=store), ObedientBackend()
         later.remembers = {"1.0.1": RunObserved("1.0.1", "succeeded", NOW_MS, 0)}
         async with alive(a_service(second, later)) as service:
@@ -280,7 +280,7 @@ def test_events_reach_a_subscriber_after_the_commit_and_in_order():
     async def main():
         store = TalkingStore()
         async with alive(a_service(store, _instant())) as service:
-            reader = service.subscribe()
+            reader = service.event_hub.subscribe()
             await service.submit([a_job_spec()])
             heard = []
             async for event in reader:
@@ -302,7 +302,7 @@ def test_a_wakeup_comes_when_a_pause_is_over():
             backend.say(RunObserved("1.0.1", "failed", NOW_MS, 1))
             await until(lambda: service.store.job(1).state == "pending")
             clock.ms += 5000
-            service.loop.tell([])
+            service.loop.enqueue([])
             await until(lambda: ("start", ["1.0.2"]) in backend.diary.lines)
 
     asyncio.run(main())

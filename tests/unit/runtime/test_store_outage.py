@@ -58,7 +58,7 @@ def test_a_client_is_told_at_once_and_its_request_is_carried_out_once(key):
                 async with asyncio.timeout(2):
                     await _submit(service, key)
             assert second.value.code == ("WRITE_PENDING" if key else "UNAVAILABLE")
-            assert "nothing can be stored" in service.not_ready_reason
+            assert "the store is not writable" in service.not_ready_reason
             store.full = False
             await until(lambda: service.ready)
             if key:
@@ -82,9 +82,9 @@ def test_trouble_that_is_over_before_a_client_hears_of_it_is_no_answer():
         store = SlowKeys()
         async with alive(a_service(store, ObedientBackend())) as service:
             waiting = asyncio.create_task(_submit(service, "k"))
-            await until(lambda: service.loop._held_up is not None)
-            service.loop._in_trouble(Unavailable("the disk is full"))
-            service.loop._in_trouble(None)
+            await until(lambda: service.loop._store_failed is not None)
+            service.loop._set_store_error(Unavailable("the disk is full"))
+            service.loop._set_store_error(None)
             await asyncio.sleep(0)
             store.looked_up.set()
             assert (await waiting).ids == (1,)
@@ -97,10 +97,10 @@ def test_a_client_that_comes_just_when_its_request_is_done_does_not_stop_the_ser
         async with alive(a_service(TalkingStore(), ObedientBackend())) as service:
             done = asyncio.create_task(asyncio.sleep(0))
             await done
-            service._keys["k"] = done
-            asyncio.get_running_loop().call_soon(service._submitted_once, "k", done)
+            service._submissions["k"] = done
+            asyncio.get_running_loop().call_soon(service._release_key, "k", done)
             # Without this the test would never end: the event loop would have no other turn.
-            rescue = threading.Timer(5, service._keys.clear)
+            rescue = threading.Timer(5, service._submissions.clear)
             rescue.start()
             submitted = await _submit(service, "k")
             assert rescue.is_alive()
@@ -116,7 +116,7 @@ def test_a_server_with_nothing_to_write_notices_by_trying_and_recovers_without_b
         async with alive(a_service(store, ObedientBackend())) as service:
             await service.check_ready()
             store.full, service.loop._written_s = True, 0.0
-            with pytest.raises(Unavailable, match="nothing can be stored") as error:
+            with pytest.raises(Unavailable, match="the store is not writable") as error:
                 await service.check_ready()
             assert (error.value.code, error.value.hint) == ("NOT_READY", "free some disk space")
             await until(lambda: store.tried > 2)

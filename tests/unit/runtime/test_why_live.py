@@ -8,12 +8,12 @@ import pytest
 
 from builders import a_job_spec
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused
-from hodei.runtime import binder as binding
+from hodei.runtime import binder
 from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
 
 
 def test_a_start_that_its_backend_does_not_answer_for_is_told_as_in_doubt(monkeypatch):
-    monkeypatch.setattr(binding, "DOUBT_PAUSE_S", 0.01)
+    monkeypatch.setattr(binder, "DOUBT_PAUSE_S", 0.01)
 
     async def main():
         clock, backend = StillClock(), ObedientBackend()
@@ -21,13 +21,13 @@ def test_a_start_that_its_backend_does_not_answer_for_is_told_as_in_doubt(monkey
         async with alive(a_service(TalkingStore(), backend, clock=clock)) as service:
             await service.submit([a_job_spec()])
             assert (await service.why(1)).code == "PLACED"
-            await until(lambda: service.fleet.binder.doubtful("1.0.1"))
+            await until(lambda: service.backend_manager.binder.is_in_doubt("1.0.1"))
             clock.ms += 3000
             said = await service.why(1)
             assert (said.code, said.status) == ("START_IN_DOUBT", "placed")
             assert "backend obedient has not answered yet" in said.summary
             backend.refuse = {}
-            await until(lambda: not service.fleet.binder.doubtful("1.0.1"))
+            await until(lambda: not service.backend_manager.binder.is_in_doubt("1.0.1"))
             assert (await service.why(1)).code == "PLACED"
 
     asyncio.run(main())

@@ -86,16 +86,16 @@ class FakeStore:
         return [e for e in self.event_list if e.seq > after and (not job or e.job == job)][:limit]
 
 
-class FakeCalendar:
+class FakeCron:
     """Knows the periodic jobs that it is given, and never makes a job."""
 
     def __init__(self) -> None:
         self.known: dict[str, Periodic] = {}
 
-    def all(self) -> list[Periodic]:
+    def periodics(self) -> list[Periodic]:
         return list(self.known.values())
 
-    def one(self, name: str) -> Periodic:
+    def get(self, name: str) -> Periodic:
         if name not in self.known:
             raise NotFound(f"there is no periodic job {name!r}")
         return self.known[name]
@@ -105,13 +105,13 @@ class FakeCalendar:
         return periodic
 
     async def pause(self, name: str) -> Periodic:
-        return self.one(name)
+        return self.get(name)
 
     async def resume(self, name: str) -> Periodic:
-        return self.one(name)
+        return self.get(name)
 
     async def run_now(self, name: str) -> int:
-        return self.one(name).last_job
+        return self.get(name).last_job
 
     async def remove(self, name: str) -> Periodic:
         return self.known.pop(name)
@@ -152,15 +152,9 @@ class Subscription:
 
 @dataclass
 class FakeService:
-    def damage_of(self, job: int) -> str:
-        return ""
-
     async def check_ready(self) -> None:
         if not self.ready:
             raise Unavailable(self.not_ready_reason, hint="try again in a moment", code="NOT_READY")
-
-    def backend_errors(self) -> dict[str, str]:
-        return self.errors
 
     store: FakeStore = field(default_factory=FakeStore)
     observers: Observers = field(default_factory=lambda: Observers(CollectorRegistry()))
@@ -174,22 +168,34 @@ class FakeService:
     errors: dict[str, str] = field(default_factory=dict)
     subscription_size: int = 1000
     submitted: list[tuple[Sequence[JobSpec], str, str]] = field(default_factory=list)
-    told: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
     subscriptions: set[Subscription] = field(default_factory=set)
     node_list: list[NodeStatus] = field(default_factory=lambda: [NodeStatus(Node("n1", "local"))])
     reserved: dict[str, ReservationStatus] = field(default_factory=dict)
-    estimate: Estimate = field(default_factory=lambda: Estimate(60_000, 90_000, "learned", 75, 8))
-    foretold: StartForecast | None = None
+    run_time: Estimate = field(default_factory=lambda: Estimate(60_000, 90_000, "learned", 75, 8))
+    start_forecast: StartForecast | None = None
     questions: list[tuple[Question, SchedulingConfig | None]] = field(default_factory=list)
     log: bytes = b"hello\nworld\n"
     fail_with: Exception | None = None
     recorded: list[AuditEntry] = field(default_factory=list)
-    calendar: FakeCalendar = field(default_factory=FakeCalendar)
+    cron: FakeCron = field(default_factory=FakeCron)
     on_read: Callable[[], None] | None = None
     rights: SimpleNamespace = field(default_factory=SimpleNamespace)
     prometheus: Metrics = field(default_factory=Metrics)
 
-    async def record(self, save: SaveAudit) -> None:
+    @property
+    def backend_manager(self) -> Any:
+        return SimpleNamespace(errors=lambda: self.errors, logs=self.logs)
+
+    @property
+    def damaged_records(self) -> Any:
+        return SimpleNamespace(text=lambda job: "")
+
+    @property
+    def event_hub(self) -> Any:
+        return SimpleNamespace(subscribe=self.subscribe)
+
+    async def save(self, save: SaveAudit) -> None:
         self.recorded.append(save.entry)
 
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
@@ -207,11 +213,11 @@ class FakeService:
         return self.store.by_id[job]
 
     async def cancel(self, job: int, reason: str) -> Job:
-        self.told.append(("cancel", job, reason))
+        self.calls.append(("cancel", job, reason))
         return self._known(job)
 
     async def hold(self, job: int) -> Job:
-        self.told.append(("hold", job))
+        self.calls.append(("hold", job))
         return self._known(job)
 
     async def release(self, job: int) -> Job:
@@ -220,21 +226,21 @@ class FakeService:
         return self._known(job)
 
     async def requeue(self, job: int) -> Job:
-        self.told.append(("requeue", job))
+        self.calls.append(("requeue", job))
         return self._known(job)
 
-    async def mark_node(self, change: NodeOverridden) -> NodeStatus:
-        self.told.append(("mark", change))
+    async def override_node(self, change: NodeOverridden) -> NodeStatus:
+        self.calls.append(("mark", change))
         return next((status for status in self.node_list if status.node.name == change.node), self.node_list[0])
 
     def nodes(self) -> list[NodeStatus]:
         return self.node_list
 
-    def expected(self, job: Job) -> Estimate | None:
-        return None if job.state in JOB_ENDED else self.estimate
+    def estimate(self, job: Job) -> Estimate | None:
+        return None if job.state in JOB_ENDED else self.run_time
 
     def forecast(self, job: Job) -> StartForecast | None:
-        return self.foretold if job.state == "pending" else None
+        return self.start_forecast if job.state == "pending" else None
 
     async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
         self.questions.append((question, policy))
@@ -257,7 +263,7 @@ class FakeService:
         return self.reserved[wish.name]
 
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
-        self.told.append(("unreserve", name, by))
+        self.calls.append(("unreserve", name, by))
         gone = self.reservation(name)
         del self.reserved[name]
         return gone
@@ -274,11 +280,11 @@ class FakeService:
         return self._known(job)
 
     async def logs(self, run: Run, stream: str, offset: int, limit: int) -> tuple[bytes, int]:
-        self.told.append(("logs", run.id, stream))
+        self.calls.append(("logs", run.id, stream))
         data = self.log[offset : offset + limit]
         return data, offset + len(data)
 
-    async def browse(self, call: Callable[..., Any], *args: Any) -> Any:
+    async def bulk_read(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self.read(call, *args)
 
     async def read(self, call: Callable[..., Any], *args: Any, **kw: Any) -> Any:

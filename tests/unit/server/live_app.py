@@ -97,12 +97,12 @@ class LiveApp:
     def pass_time(self, ms: int) -> None:
         """Periodic jobs that are due are submitted, jobs that have waited too long are promoted."""
         self.clock.ms += ms
-        self.run(self.service.calendar.turn())
-        self.run(self.service.loop.committed([]))
+        self.run(self.service.cron.run_due())
+        self.run(self.service.loop.commit([]))
 
     def runs_go_on(self) -> None:
         """What was placed runs, what ran ends."""
         live = [run for runs in self.service.controller.cluster.runs.values() for run in runs.values()]
         news = [RunObserved(run.id, "running" if run.state == "placed" else "succeeded", self.clock.ms) for run in live]
         if news:
-            self.run(self.service.loop.committed(news))
+            self.run(self.service.loop.commit(news))

@@ -8,9 +8,9 @@ import pytest
 
 from hodei.server.audit import verb_of
 from hodei.server.route import API
-from hodei.server.routes import table
+from hodei.server.routes import route_table
 
-CHANGING = [route for route in table() if route.method != "GET" and not route.harmless]
+CHANGING = [route for route in route_table() if route.method != "GET" and not route.read_only]
 
 
 def named(route) -> str:
@@ -18,7 +18,7 @@ def named(route) -> str:
 
 
 def test_only_questions_are_harmless():
-    harmless = {route.path.removeprefix(API) for route in table() if route.harmless}
+    harmless = {route.path.removeprefix(API) for route in route_table() if route.read_only}
     assert {"/plan", "/whatif"} <= harmless
     assert all(re.search(r"plan|whatif|check|preview|try", path) for path in harmless), harmless
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hodei.model.errors import InvalidInput
-from hodei.server.home import ask_about_lost_store
+from hodei.server.home import check_store_exists
 
 
 def a_used_home(tmp_path, *, store: bytes | None = None):
@@ -22,7 +22,7 @@ def test_a_store_that_is_gone_is_asked_about_and_nothing_is_touched(tmp_path, st
     home = a_used_home(tmp_path, store=store)
     before = sorted(home.rglob("*"))
     with pytest.raises(InvalidInput, match=state) as error:
-        ask_about_lost_store(home, fresh=False)
+        check_store_exists(home, fresh=False)
     assert error.value.code == "STORE_MISSING"
     assert "--fresh" in error.value.hint
     assert "restore" in error.value.hint
@@ -32,7 +32,7 @@ def test_a_store_that_is_gone_is_asked_about_and_nothing_is_touched(tmp_path, st
 def test_a_fresh_start_sets_aside_what_was_left_and_deletes_nothing(tmp_path):
     home = a_used_home(tmp_path)
     (home / "hodei.db-wal").write_text("the last words of the store")
-    aside = ask_about_lost_store(home, fresh=True)
+    aside = check_store_exists(home, fresh=True)
     assert sorted(path.name.partition(".before-")[0] for path in aside) == ["agent", "hodei.db-wal"]
     assert next(home.glob("agent.before-*/journal")).read_text() == "1.0.1 claimed"
     assert next(home.glob("hodei.db-wal.before-*")).read_text() == "the last words of the store"
@@ -41,10 +41,10 @@ def test_a_fresh_start_sets_aside_what_was_left_and_deletes_nothing(tmp_path):
 
 
 def test_a_new_home_and_a_home_with_its_store_are_no_question(tmp_path):
-    assert ask_about_lost_store(tmp_path, fresh=False) == []
+    assert check_store_exists(tmp_path, fresh=False) == []
     (tmp_path / "tokens").write_text("put there beforehand")
     (tmp_path / "agent").mkdir()
-    assert ask_about_lost_store(tmp_path, fresh=False) == []
+    assert check_store_exists(tmp_path, fresh=False) == []
     (tmp_path / "agent" / "journal").write_text("1.0.1 claimed")
     (tmp_path / "hodei.db").write_bytes(b"SQLite format 3\0")
-    assert ask_about_lost_store(tmp_path, fresh=False) == []
+    assert check_store_exists(tmp_path, fresh=False) == []

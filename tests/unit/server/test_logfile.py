@@ -10,7 +10,7 @@ _PROGRAM = """
 import logging, os, sys
 from pathlib import Path
 from hodei.server.home import LogFile
-handler = LogFile(Path(sys.argv[1]), max_bytes=10_000, older_files=3)
+handler = LogFile(Path(sys.argv[1]), max_bytes=10_000, backup_count=3)
 log = logging.getLogger("x")
 log.addHandler(handler)
 for number in range(6000):

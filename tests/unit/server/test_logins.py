@@ -56,7 +56,7 @@ def test_a_million_tries_leave_a_handful_of_rows(app, service):
 
 def test_tries_from_many_addresses_leave_a_handful_of_rows_too(app, service, monkeypatch):
     addresses = iter(f"10.0.{number // 250}.{number % 250}" for number in range(500))
-    monkeypatch.setattr("hodei.server.auth.place_of", lambda client: next(addresses))
+    monkeypatch.setattr("hodei.server.audit.client_address", lambda client: next(addresses))
     knock(app, *["Bearer wrong"] * 500)
     assert 1 < len(service.recorded) <= 40
     assert len({row.remote for row in service.recorded}) == len(service.recorded)

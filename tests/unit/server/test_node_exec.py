@@ -106,8 +106,8 @@ def test_a_run_that_is_not_known_any_more_is_stopped_only_by_its_owner_and_after
     id = _a_running_job(live)
     live.runs_go_on()
     orders = []
-    live.service.fleet.spared[f"{id}.0.9"] = "obedient"
-    live.service.fleet.binder.act = lambda stops: orders.append((list(stops), _rows(live, "jobs.cancel")))
+    live.service.backend_manager.orphans[f"{id}.0.9"] = "obedient"
+    live.service.backend_manager.binder.act = lambda stops: orders.append((list(stops), _rows(live, "jobs.cancel")))
     assert live.refused("bo", "POST", f"/jobs/{id}/cancel") == "NOT_OWNER"
     assert orders == []
     assert live.ask("ana", "POST", f"/jobs/{id}/cancel").status == 200

@@ -10,9 +10,9 @@ import pytest
 from hodei.server.errors import STATUSES
 from hodei.server.openapi import openapi
 from hodei.server.route import PUBLIC
-from hodei.server.routes import table
+from hodei.server.routes import route_table
 
-TABLE = table()
+TABLE = route_table()
 DOCUMENT = json.loads(msgspec.json.encode(openapi(TABLE)))
 
 

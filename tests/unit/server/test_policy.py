@@ -9,9 +9,9 @@ from starlette.routing import Route as StarletteRoute
 
 from hodei.server.app import Endpoint, make_app
 from hodei.server.route import ADMIN, API, PUBLIC, READ, WRITE, Policy
-from hodei.server.routes import table
+from hodei.server.routes import route_table
 
-TABLE = table()
+TABLE = route_table()
 GUARDED = [route for route in TABLE if route.policy is not PUBLIC]
 
 
@@ -88,7 +88,7 @@ def test_a_token_in_the_url_is_not_a_token(ask):
     assert ask("GET", f"{API}/jobs?token=user-token", role="").status == 401
     told = ask("GET", f"{API}/jobs?token=user-token")
     assert told.status == 422
-    assert "do not belong into a URL" in told.json["message"]
+    assert "must not contain a token" in told.json["message"]
 
 
 def test_metrics_are_open_only_when_the_operator_says_so(service, tokens):

@@ -4,52 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.server.errors import Busy, TooFast, TooMany
-from hodei.server.rate_limits import Rates, Room, Slots, holder, place_of
+from hodei.server.errors import RateLimited, ServerBusy, TooManyRequests
+from hodei.server.rate_limits import ByteLimit, ConcurrencyLimit, RateLimit, client_address, limit_key
 from hodei.server.route import ANYONE, Principal
 from hodei.server.serving import OpenConnections
 
 
 def test_places_are_bounded_for_each_and_for_all():
-    slots = Slots("streams", total=3, each=2)
-    give_back = slots.take("ann")
-    slots.take("ann")
-    with pytest.raises(TooMany):
-        slots.take("ann")
-    slots.take("bob")
-    with pytest.raises(Busy):
-        slots.take("cid")
-    give_back()
-    give_back()
-    slots.take("cid")
+    slots = ConcurrencyLimit("streams", total=3, each=2)
+    release = slots.acquire("ann")
+    slots.acquire("ann")
+    with pytest.raises(TooManyRequests):
+        slots.acquire("ann")
+    slots.acquire("bob")
+    with pytest.raises(ServerBusy):
+        slots.acquire("cid")
+    release()
+    release()
+    slots.acquire("cid")
     assert slots.count == 3
-    with pytest.raises(Busy):
-        Slots("requests", total=0).take("ann")
+    with pytest.raises(ServerBusy):
+        ConcurrencyLimit("requests", total=0).acquire("ann")
 
 
 def test_each_caller_has_a_bucket_that_fills_again():
     now = 100.0
-    rates = Rates(per_s=10, burst=5, monotonic=lambda: now)
+    rates = RateLimit(per_s=10, burst=5, monotonic=lambda: now)
     for _ in range(5):
         rates.spend("ann")
-    with pytest.raises(TooFast) as refused:
+    with pytest.raises(RateLimited) as refused:
         rates.spend("ann")
     assert refused.value.headers == {"retry-after": "1"}
     rates.spend("bob")
     now += 0.1
     rates.spend("ann")
-    with pytest.raises(TooFast):
+    with pytest.raises(RateLimited):
         rates.spend("ann")
     now += 3600
     for _ in range(5):
         rates.spend("ann")
-    with pytest.raises(TooFast):
+    with pytest.raises(RateLimited):
         rates.spend("ann")
 
 
 def test_buckets_of_callers_who_are_gone_are_forgotten():
     now = 100.0
-    rates = Rates(per_s=10, burst=5, monotonic=lambda: now)
+    rates = RateLimit(per_s=10, burst=5, monotonic=lambda: now)
     for number in range(10_000):
         now += 0.2
         rates.spend(f"address:{number}")
@@ -57,19 +57,19 @@ def test_buckets_of_callers_who_are_gone_are_forgotten():
 
 
 def test_no_rate_is_no_limit():
-    rates = Rates(per_s=0, burst=0)
+    rates = RateLimit(per_s=0, burst=0)
     for _ in range(10_000):
         rates.spend("ann")
 
 
 def test_bytes_are_bounded_for_each_and_for_all():
-    room = Room("bodies", total=100, each=60)
+    room = ByteLimit("bodies", total=100, each=60)
     with room.hold("ann") as take, room.hold("ann") as also, room.hold("bob") as other:
         take(50)
-        with pytest.raises(TooMany):
+        with pytest.raises(TooManyRequests):
             also(20)
         also(10)
-        with pytest.raises(Busy):
+        with pytest.raises(ServerBusy):
             other(50)
         other(40)
         assert room.count == 100
@@ -85,12 +85,12 @@ def test_bytes_are_bounded_for_each_and_for_all():
     ],
 )  # fmt: skip
 def test_addresses_of_one_host_are_one_place(client, place):
-    assert place_of(client) == place
+    assert client_address(client) == place
 
 
 def test_a_caller_without_a_token_is_known_by_the_address():
-    assert holder(Principal("ann", "user"), {"client": ("10.0.0.1", 1)}) == "ann"
-    assert holder(ANYONE, {"client": ("10.0.0.1", 1)}) == "address:10.0.0.1"
+    assert limit_key(Principal("ann", "user"), {"client": ("10.0.0.1", 1)}) == "ann"
+    assert limit_key(ANYONE, {"client": ("10.0.0.1", 1)}) == "address:10.0.0.1"
 
 
 class Line:
@@ -104,40 +104,40 @@ class Line:
 def test_a_full_place_drops_its_longest_idle_connection_and_no_others():
     crowd = OpenConnections(100, 2)
     other, first, second, third = Line(), Line(), Line(), Line()
-    assert crowd.enter(other, "b")
-    assert crowd.enter(first, "a")
-    assert crowd.enter(second, "a")
-    crowd.worked(first, "a")
-    assert crowd.enter(third, "a")
+    assert crowd.add(other, "b")
+    assert crowd.add(first, "a")
+    assert crowd.add(second, "a")
+    crowd.touch(first, "a")
+    assert crowd.add(third, "a")
     assert (first.dropped, second.dropped, other.dropped) == (False, True, False)
-    crowd.leave(second, "a")  # as it does by itself, a little later
+    crowd.remove(second, "a")  # as it does by itself, a little later
     assert crowd.count == 3
 
 
 def test_a_full_place_that_works_turns_the_new_connection_away():
     crowd = OpenConnections(100, 2)
     busy = [Line(idle=False), Line(idle=False)]
-    assert all(crowd.enter(line, "a") for line in busy)
+    assert all(crowd.add(line, "a") for line in busy)
     late = Line()
-    assert not crowd.enter(late, "a")
-    assert crowd.enter(late, "b")
+    assert not crowd.add(late, "a")
+    assert crowd.add(late, "b")
     assert not any(line.dropped for line in busy)
-    crowd.leave(busy[0], "a")
-    assert crowd.enter(Line(), "a")
+    crowd.remove(busy[0], "a")
+    assert crowd.add(Line(), "a")
 
 
 def test_a_full_house_takes_the_room_from_the_largest_place():
     crowd = OpenConnections(5, 4)
     many = [Line() for _ in range(4)]
     few = Line()
-    assert all(crowd.enter(line, "a") for line in many)
-    assert crowd.enter(few, "b")
-    assert crowd.enter(Line(), "c")
+    assert all(crowd.add(line, "a") for line in many)
+    assert crowd.add(few, "b")
+    assert crowd.add(Line(), "c")
     assert (many[0].dropped, few.dropped, crowd.count) == (True, False, 5)
 
 
 def test_clients_without_an_address_share_no_limit():
     crowd = OpenConnections(100, 2)
     lines = [Line() for _ in range(10)]
-    assert all(crowd.enter(line, "") for line in lines)
+    assert all(crowd.add(line, "") for line in lines)
     assert not any(line.dropped for line in lines)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hodei.model.errors import InvalidInput
-from hodei.server.__main__ import _config_path, _reread, _with_settings
+from hodei.server.__main__ import _config_path, _if_not_empty, _reread
 
 TEXT = "[scheduling]\nmax_losses = 7\n"
 
@@ -18,12 +18,14 @@ def _given(config: Path | None = None) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["of the home", "named by --config"])
-@pytest.mark.parametrize(("after", "words"), [(None, "is gone|cannot read"), ("", "is empty"), (" \n\n", "is empty")])
+@pytest.mark.parametrize(
+    ("after", "words"), [(None, "does not exist any more|cannot read"), ("", "is empty"), (" \n\n", "is empty")]
+)
 def test_a_file_that_is_gone_or_empty_is_refused(tmp_path: Path, named: bool, after: str | None, words: str):
     path = tmp_path / ("mine.toml" if named else "config.toml")
     path.write_text(TEXT)
     given = _given(path if named else None)
-    before = _with_settings(_config_path(given, tmp_path))
+    before = _if_not_empty(_config_path(given, tmp_path))
     assert _reread(given, tmp_path, before).scheduling.max_losses == 7
     if after is None:
         path.unlink()

@@ -21,7 +21,7 @@ def test_a_reservation_is_made_shown_listed_and_given_up(ask, service):
     assert ask("GET", f"{RESERVATIONS}/nightly").json == made.json
     assert ask("GET", RESERVATIONS).json == {"reservations": [made.json]}
     assert ask("DELETE", f"{RESERVATIONS}/nightly", role="admin").status == 200
-    assert service.told == [("unreserve", "nightly", "admin")]
+    assert service.calls == [("unreserve", "nightly", "admin")]
     assert ask("GET", f"{RESERVATIONS}/nightly").status == 404
 
 

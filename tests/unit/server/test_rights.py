@@ -43,7 +43,7 @@ def test_no_path_lets_a_user_ask_for_more_than_the_role_may_have(live: LiveApp, 
     assert live.refused("ana", method, path, wrap(job(escalation={"promote_to": "critical"}))) == "PRIORITY_TOO_HIGH"
     assert live.refused("ana", method, path, wrap(job(project="closed"))) == "PROJECT_FORBIDDEN"
     assert live.jobs() == []
-    assert live.service.calendar.all() == []
+    assert live.service.cron.periodics() == []
     for who, one in (("ana", job(priority=400)), ("bo", job(project="closed")), ("root", job(priority=1000))):
         assert live.ask(who, method, path, wrap(one) | ({"name": who} if path == "/periodic" else {})).status < 300
 
@@ -68,11 +68,11 @@ def test_a_periodic_job_is_judged_by_the_rights_that_its_owner_has_when_it_is_du
 
 def test_a_token_file_in_trouble_delays_periodic_jobs_and_loses_none(live: LiveApp):
     live.ask("ana", "POST", "/periodic", TICK | {"job": job()})
-    live.tokens._trouble = "it is open to others"
+    live.tokens._error = "it is open to others"
     with pytest.raises(Exception, match="open to others"):
         live.pass_time(MINUTE)
     assert live.jobs() == []
-    live.tokens._trouble = ""
+    live.tokens._error = ""
     live.pass_time(0)
     assert len(live.jobs()) == 1
 
@@ -126,7 +126,7 @@ def test_an_array_is_changed_by_its_owner_and_administrators(live: LiveApp):
 def test_many_are_started_again_by_their_owner_and_what_waited_for_them_only_if_it_is_theirs_too(live: LiveApp):
     id = live.submit("ana", cpu=1, priority=250, array=2)
     live.runs_go_on()
-    live.run(live.service.loop.committed([RunObserved(f"{id + 1}.0.1", "failed", live.clock.ms, exit_code=3)]))
+    live.run(live.service.loop.commit([RunObserved(f"{id + 1}.0.1", "failed", live.clock.ms, exit_code=3)]))
     live.runs_go_on()
     hers, his = (live.submit(who, priority=250, after=[id, id + 1]) for who in ("ana", "bo"))
     after_hers = live.submit("ana", priority=250, after=[hers])
@@ -176,9 +176,9 @@ def test_a_promotion_by_the_operators_rules_is_no_crime_of_the_user(live: LiveAp
 def test_a_periodic_job_is_changed_by_its_owner_and_administrators(live: LiveApp, method: str, path: str):
     for who in ("ana", "root"):
         live.ask("ana", "POST", "/periodic", TICK | {"job": job()})
-        before = live.service.calendar.one("tick")
+        before = live.service.cron.get("tick")
         assert live.refused("bo", method, f"/periodic/tick{path}") == "NOT_OWNER"
-        assert live.service.calendar.one("tick") == before
+        assert live.service.cron.get("tick") == before
         assert live.ask(who, method, f"/periodic/tick{path}").status < 300
         live.ask("root", "DELETE", "/periodic/tick")
     assert {one.spec.user for one in live.jobs()} <= {"ana"}
@@ -193,7 +193,7 @@ def test_a_refusal_is_in_the_audit(live: LiveApp):
 def test_nobody_fills_the_calendar_or_makes_the_scheduler_wait_for_a_plan(
     live: LiveApp, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hodei.runtime.cron.MOST_EACH", 2)
+    monkeypatch.setattr("hodei.runtime.cron.MAX_PER_USER", 2)
     for number in range(3):
         got = live.ask("ana", "POST", "/periodic", TICK | {"name": f"t{number}", "job": job()})
         assert got.status == (201 if number < 2 else 429), got.body

@@ -120,7 +120,7 @@ def test_a_page_of_jobs_is_asked_for_with_all_its_filters(ask, service):
 
 
 def test_since_may_be_a_moment_an_age_or_a_number(service, tokens):
-    from hodei.server.params import read_since_ms
+    from hodei.server.route import read_since_ms
 
     assert read_since_ms("2023-11-14T22:13:20Z", NOW_MS) == NOW_MS
     assert read_since_ms("2023-11-14T23:13:20+01:00", NOW_MS) == NOW_MS
@@ -137,7 +137,7 @@ def test_since_may_be_a_moment_an_age_or_a_number(service, tokens):
         ("limit=0", "not between 1 and 1000"), ("limit=1001", "not between 1 and 1000"), ("limit=-1", "not a whole number"),
         ("limit=1e3", "not a whole number"), ("limit=%D9%A3", "not a whole number"), ("after=99999999999999999999", "whole number"),
         ("state=runing", "did you mean 'running'"), ("lmit=5", "unknown parameter"), ("limit=1&limit=2", "more than once"),
-        ("label=((", "selector"), ("since=yesterday", "neither"), ("name=%00", "printed"), ("name=" + "x" * 2000, "longer"),
+        ("label=((", "selector"), ("since=yesterday", "neither"), ("name=%00", "unprintable"), ("name=" + "x" * 2000, "longer"),
     ],
 )  # fmt: skip
 def test_a_wrong_parameter_is_named(ask, query, says):
@@ -203,7 +203,7 @@ def test_changes_reach_the_service(ask, service):
     assert ask("POST", f"{JOBS}/1/requeue").status == 200
     released = ask("POST", f"{JOBS}/1/release")
     assert (released.status, released.code) == (409, "CONFLICT")
-    assert service.told == [("cancel", 1, "enough"), ("cancel", 1, "cancelled by user"), ("hold", 1), ("requeue", 1)]
+    assert service.calls == [("cancel", 1, "enough"), ("cancel", 1, "cancelled by user"), ("hold", 1), ("requeue", 1)]
 
 
 def test_a_wait_answers_when_the_time_is_over(ask, service):
@@ -223,7 +223,7 @@ def test_logs_come_in_pieces_with_the_place_to_go_on(ask, service):
         "hodei-next-offset": "6", "hodei-run": "1.0.2", "hodei-run-state": "running", "hodei-job-state": "running",
     }  # fmt: skip
     assert ask("GET", f"{JOBS}/1/logs?offset=6&attempt=1&stream=stderr").headers["hodei-run"] == "1.0.1"
-    assert service.told[-1] == ("logs", "1.0.1", "stderr")
+    assert service.calls[-1] == ("logs", "1.0.1", "stderr")
 
 
 def test_the_log_of_a_job_that_has_not_run_is_empty(ask, service):
@@ -256,7 +256,7 @@ def test_nodes_are_listed_and_shown(ask):
 def test_an_operator_marks_a_node(ask, service):
     patch = {"drain": True, "labels": {"a": "b", "c": None}, "add_taints": [{"key": "k", "effect": "NoExecute"}]}
     assert ask("PATCH", "/api/v1/nodes/n1", role="admin", body=body(patch)).status == 200
-    assert service.told == [
+    assert service.calls == [
         (
             "mark",
             NodeOverridden(
@@ -275,7 +275,7 @@ def test_a_senseless_mark_is_refused(ask, service, patch, status):
     got = ask("PATCH", "/api/v1/nodes/n1", role="admin", body=body(patch))
     assert got.status == status
     got.code  # noqa: B018
-    assert not service.told
+    assert not service.calls
 
 
 def test_events_come_in_pages(ask, service):
@@ -312,7 +312,7 @@ def test_readiness_names_the_unhealthy_backends_and_no_more(ask, service):
 def test_an_unknown_path_says_what_was_perhaps_meant(ask):
     got = ask("GET", "/api/v1/job")
     assert (got.status, got.code, got.json["hint"]) == (404, "NO_SUCH_PATH", "did you mean /api/v1/jobs?")
-    assert ask("GET", "/wp-login.php").json["hint"] == "every path is listed in /api/v1/openapi.json"
+    assert ask("GET", "/wp-login.php").json["hint"] == "/api/v1/openapi.json lists every path"
 
 
 def test_a_wrong_method_says_which_are_right(ask):

@@ -136,7 +136,7 @@ def test_a_quiet_stream_is_kept_alive_by_comments(service, tokens):
     with serving(make_app(service, tokens, heartbeat_s=0.05)) as served:
         listener = Listener(served)
         comments = (message for message in listener.messages() if "" in message)
-        assert [next(comments)[""] for _ in range(3)] == ["still here"] * 3
+        assert [next(comments)[""] for _ in range(3)] == ["heartbeat"] * 3
         listener.close()
 
 

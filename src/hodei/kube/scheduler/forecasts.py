@@ -91,12 +91,12 @@ class PodForecasts(BackgroundTask):
                 (self._arrived.discard if save.job.state in JOB_ENDED else self._arrived.add)(save.job.id)
                 saves.append(save)
         if saves:
-            self.forecast_task.stepped(Step(Plan(), saves, []))
+            self.forecast_task.observe(Step(Plan(), saves, []))
 
     def learn(self, spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
         """A pod has succeeded. Its job number 0 is never used, so it does not count as an arrival."""
         job = Job(0, spec, "succeeded", ended_ms, ended_ms, scheduled_ms=ended_ms - ran_ms, finished_ms=ended_ms)
-        self.forecast_task.stepped(Step(Plan(), [SaveJob(job)], []))
+        self.forecast_task.observe(Step(Plan(), [SaveJob(job)], []))
 
     async def run(self) -> None:
         forecasting = asyncio.create_task(self.forecast_task.run(_discard)) if self._forecasts_enabled else None

@@ -1,27 +1,27 @@
-"""The table: every route there is. What is not listed here cannot be reached."""
+"""The table of all routes. A path that is not in it cannot be reached."""
 
 from __future__ import annotations
 
 from hodei.server.route import PUBLIC, READ, Route
-from hodei.server.routes import backends, config, cron, jobs, nodes, reservations, sharing, system
+from hodei.server.routes import cluster, explain, jobs, system
 
 
-def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
-    """The busiest first: the router looks from the top."""
+def route_table(*, metrics_public: bool = False) -> tuple[Route, ...]:
+    """The busiest routes first: the router tries them in order."""
     return (
         *jobs.ROUTES,
         *jobs.ACTION_ROUTES,
-        *jobs.GRAPH_ROUTES,
-        *nodes.ROUTES,
-        *reservations.ROUTES,
+        *explain.ROUTES,
+        *cluster.NODE_ROUTES,
         *system.EVENT_ROUTES,
-        *config.WHATIF_ROUTES,
         *jobs.ARRAY_ROUTES,
-        *cron.ROUTES,
+        *jobs.PERIODIC_ROUTES,
+        *cluster.RESERVATION_ROUTES,
+        *cluster.BACKEND_ROUTES,
+        *cluster.EXEC_ROUTES,
+        *cluster.SHARING_ROUTES,
         *system.AUDIT_ROUTES,
-        *backends.ROUTES,
-        *config.ROUTES,
-        *sharing.ROUTES,
+        *system.CONFIG_ROUTES,
         *system.ROUTES,
         system.metrics_route(PUBLIC if metrics_public else READ),
     )

@@ -1,94 +1,87 @@
-"""Jobs: submit, look, wait, change, read the output, ask why."""
+"""Jobs, arrays and periodic jobs: submit, list, show, wait, change, read logs."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import structs
 
+from hodei.api.resources import PeriodicList, PeriodicRequest, PeriodicView, parse_periodic, periodic_view
 from hodei.api.views import (
-    MAX_GRAPH_EDGES,
-    MAX_GRAPH_JOBS,
     CancelRequest,
     JobDetail,
-    JobGraph,
     JobList,
     JobView,
     LogTimes,
     MigrateRequest,
-    PlanReply,
     RequeueReply,
     RequeueRequest,
     SubmitReply,
-    graph_of,
 )
 from hodei.jobfile.parse import MAX_BODY_BYTES, decode_jobs
 from hodei.jobfile.render import folded_view, job_document, job_view, run_view
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.affinity import parse_selector
 from hodei.model.array import element_count
+from hodei.model.cron import Periodic
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.model.explanation import Explanation
-from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, JobState, Run
 from hodei.ports import JobQuery
-from hodei.runtime import arrays, job_actions
-from hodei.runtime.arrays import Row, folded
-from hodei.runtime.job_actions import requeue_all
-from hodei.server.errors import Busy, Forbidden, Malformed
-from hodei.server.params import read_since_ms
-from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
+from hodei.runtime import job_actions
+from hodei.server.errors import BadRequest, Forbidden, ServerBusy
+from hodei.server.route import (
+    API,
+    JOB_ID,
+    MIB,
+    READ,
+    SMALL_BODY,
+    WRITE,
+    Call,
+    Param,
+    Reply,
+    Route,
+    read_since_ms,
+)
 
-if TYPE_CHECKING:
-    from hodei.ports import Store
-
+T = TypeVar("T")
 BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB
-MOST_PLANNED = 100
-MOST_MEMBERS_PLANNED = 2000
-_ID = Param("id", "the job's number", type=int, where="path", minimum=1)
-_OF_A_LOG = (
-    _ID,
+MAX_REQUEUED = 100_000
+_LOG_PARAMS = (
+    JOB_ID,
     Param("stream", "which output", default="stdout", choices=("stdout", "stderr")),
     Param("member", "which member, from 0", type=int, default=0),
     Param("attempt", "which attempt, 0 for the latest", type=int, default=0),
 )
+_WAIT_TIMEOUT = Param("timeout_s", "how long to wait", type=int, default=30, maximum=60)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
+_migrate_request = msgspec.json.Decoder(MigrateRequest)
+_requeue_request = msgspec.json.Decoder(RequeueRequest)
+_periodic_request = msgspec.json.Decoder(PeriodicRequest)
 
 
 async def submit(call: Call) -> SubmitReply:
     key = call.args["Idempotency-Key"]
-    # Keys belong to whoever uses them: nobody can hit upon another's.
-    owned = f"{call.who.name}:{key}" if key else ""
-    specs = await _specs(call)
-    done = await call.service.submit(specs, key=owned, fingerprint=hashlib.sha256(call.body).hexdigest())
+    # Keys are per user: they cannot collide with those of others.
+    user_key = f"{call.who.name}:{key}" if key else ""
+    specs = await parse_specs(call)
+    done = await call.service.submit(specs, key=user_key, fingerprint=hashlib.sha256(call.body).hexdigest())
     counts = [element_count(spec) for spec in specs]
     return SubmitReply(list(done.ids), done.repeated, counts if any(count > 1 for count in counts) else [])
 
 
-async def plan(call: Call) -> PlanReply:
-    specs = await _specs(call)
-    members = sum(spec.size for spec in specs)
-    if len(specs) > MOST_PLANNED or members > MOST_MEMBERS_PLANNED:
-        # It is worked out between two steps of the scheduler, which waits for it, and every other call too.
-        raise InvalidInput(
-            f"{len(specs)} jobs with {members} members in one plan, at most {MOST_PLANNED} with {MOST_MEMBERS_PLANNED}",
-            hint="ask about fewer; /whatif takes more, and works aside",
-        )
-    return PlanReply(await call.service.plan(specs))
-
-
-async def _specs(call: Call) -> Sequence[JobSpec]:
-    if len(call.body) > SMALL or call.content_type == "application/yaml":
+async def parse_specs(call: Call) -> Sequence[JobSpec]:
+    """The jobs in the body, with the caller as their user."""
+    if len(call.body) > SMALL_BODY or call.content_type == "application/yaml":
         specs = await asyncio.to_thread(_decode, call)
     else:
         specs = _decode(call)
     if not specs:
-        raise InvalidInput("there is no job in this body", hint='send one job document, a list, or {"jobs": [...]}')
+        raise InvalidInput("the body has no job", hint='send one job document, a list, or {"jobs": [...]}')
     return [structs.replace(spec, user=call.who.name) for spec in specs]
 
 
@@ -98,11 +91,11 @@ def _decode(call: Call) -> list[JobSpec]:
     except InvalidInput as error:
         if _parses(call):
             raise
-        raise InvalidInput(error.message, hint=error.hint, code=Malformed.code, problems=error.problems) from None
+        raise InvalidInput(error.message, hint=error.hint, code=BadRequest.code, problems=error.problems) from None
 
 
 def _parses(call: Call) -> bool:
-    """Whether a body that was refused is at least JSON or YAML: that is another kind of mistake."""
+    """Whether a refused body is valid JSON or YAML; if not, the error is another one."""
     try:
         if call.content_type == "application/yaml":
             load_yaml(call.body)
@@ -127,52 +120,50 @@ async def list_jobs(call: Call) -> JobList:
     )
     fold = args["arrays"] == "fold"
 
-    def look() -> JobList:
+    def read_page() -> JobList:
         if fold:
-            rows, after = folded(service.store, query)
-            return JobList([_row(call, row) for row in rows], after)
+            rows, after = job_actions.list_folded(service.store, query)
+            views = [_view(call, row.job) if row.states is None else folded_view(row.job, row.states) for row in rows]
+            return JobList(views, after)
         page = service.store.jobs(query)
-        views = [job_view(job, service.expected(job), service.forecast(job)) for job in page.jobs]
-        return JobList(views, page.next_after)
+        return JobList([_view(call, job) for job in page.jobs], page.next_after)
 
-    return await service.browse(look)
+    return await service.bulk_read(read_page)
 
 
-def _row(call: Call, row: Row) -> JobView:
-    if row.states is not None:
-        return folded_view(row.job, row.states)
-    return job_view(row.job, call.service.expected(row.job), call.service.forecast(row.job))
+def _view(call: Call, job: Job) -> JobView:
+    return job_view(job, call.service.estimate(job), call.service.forecast(job))
 
 
 async def show_job(call: Call) -> JobDetail:
-    job, runs = await _job(call)
-    sees = call.who.sees_of(job.spec.user)
+    job, runs = await _read_job(call)
+    shown = call.who.may_see_env_of(job.spec.user)
     if call.args["secrets"] == "show":
-        if sees == "names":
+        if shown == "names":
             raise Forbidden("only its owner and administrators may see the secrets of a job")
-        sees = "all"
-    spec = job_document(job.spec, env=sees)
-    view = job_view(job, call.service.expected(job), call.service.forecast(job))
-    return JobDetail(view, spec, [run_view(run) for run in runs], call.service.damage_of(job.id))
+        shown = "all"
+    spec = job_document(job.spec, env=shown)
+    damage = call.service.damaged_records.text(job.id)
+    return JobDetail(_view(call, job), spec, [run_view(run) for run in runs], damage)
 
 
-async def _job(call: Call) -> tuple[Job, list[Run]]:
+async def _read_job(call: Call) -> tuple[Job, list[Run]]:
     store, number = call.service.store, call.args["id"]
-
-    def look() -> tuple[Job | None, list[Run]]:
-        return store.job(number), store.runs(number)
-
-    job, runs = await call.service.read(look)
+    job, runs = await call.service.read(lambda: (store.job(number), store.runs(number)))
     if job is None:
-        raise NotFound(f"there is no job {number}", hint="finished jobs are forgotten after a while; see 'hodei jobs'")
+        raise NotFound(f"there is no job {number}", hint="ended jobs are pruned after a while; see 'hodei jobs'")
     return job, runs
 
 
 async def cancel_job(call: Call) -> JobView:
+    return job_view(await call.service.cancel(call.args["id"], _cancel_reason(call)))
+
+
+def _cancel_reason(call: Call) -> str:
     request = _cancel_request.decode(call.body) if call.body.strip() else CancelRequest()
     if len(request.reason) > 1000:
         raise InvalidInput("the reason is longer than 1000 characters")
-    return job_view(await call.service.cancel(call.args["id"], request.reason or f"cancelled by {call.who.name}"))
+    return request.reason or f"cancelled by {call.who.name}"
 
 
 async def hold_job(call: Call) -> JobView:
@@ -187,32 +178,33 @@ async def requeue_job(call: Call) -> JobView:
     return job_view(await call.service.requeue(call.args["id"]))
 
 
-async def why_job(call: Call) -> Explanation:
-    return await call.service.why(call.args["id"], call.args["node"])
-
-
 async def wait_job(call: Call) -> JobView:
-    """Answers when the job has ended or the time is over; the state tells which."""
-    with call.shared.waits.hold(call.holder):
-        waiting = asyncio.ensure_future(call.service.wait(call.args["id"], call.args["timeout_s"] * 1000))
+    id, timeout_ms = call.args["id"], call.args["timeout_s"] * 1000
+    return job_view(await _long_poll(call, lambda: call.service.wait(id, timeout_ms)))
+
+
+async def _long_poll(call: Call, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The result of `work`; SHUTTING_DOWN when the server stops first."""
+    with call.shared.waits.hold(call.limit_key):
+        waiting = asyncio.ensure_future(work())
         closing = asyncio.ensure_future(call.shared.closing.wait())
         try:
             await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                raise Busy("the server is about to stop", hint="ask again when it is back", code="SHUTTING_DOWN")
-            return job_view(waiting.result())
+                raise ServerBusy("the server is shutting down", hint="try again when it is back", code="SHUTTING_DOWN")
+            return waiting.result()
         finally:
             for task in (waiting, closing):
                 task.cancel()
             await asyncio.gather(waiting, closing, return_exceptions=True)
 
 
-async def _run_of(call: Call) -> tuple[Job, Run | None]:
-    """The run whose log is meant; None if nothing has run yet."""
+async def _select_run(call: Call) -> tuple[Job, Run | None]:
+    """The run of a log request; None if nothing has run yet."""
     args = call.args
-    job, runs = await _job(call)
+    job, runs = await _read_job(call)
     if not job.spec.has_member(args["member"]):
-        raise NotFound(f"job {job.id} has {job.spec.size} members, counted from 0", code="NO_SUCH_MEMBER")
+        raise NotFound(f"job {job.id} has {job.spec.size} members, numbered from 0", code="NO_SUCH_MEMBER")
     of_member = [run for run in runs if run.member == args["member"]]
     wanted = [run for run in of_member if args["attempt"] in (0, run.attempt)]
     if not wanted and args["attempt"]:
@@ -222,35 +214,41 @@ async def _run_of(call: Call) -> tuple[Job, Run | None]:
 
 
 async def log_times(call: Call) -> LogTimes:
-    _, run = await _run_of(call)
+    _, run = await _select_run(call)
     if run is None:
         return LogTimes()
-    overrides = await call.service.log_times(run, call.args["stream"])
-    return LogTimes(run.id, run.started_ms, run.finished_ms, overrides)
+    times = await call.service.backend_manager.log_times(run, call.args["stream"])
+    return LogTimes(run.id, run.started_ms, run.finished_ms, times)
 
 
 async def read_log(call: Call) -> Reply:
     args = call.args
-    job, run = await _run_of(call)
+    job, run = await _select_run(call)
     headers: dict[str, str] = {"hodei-job-state": job.state}
-    if run is None:  # nothing has run yet: an empty log, to be asked for again
+    if run is None:  # nothing has run yet: an empty log so far
         headers |= {"hodei-run": "", "hodei-run-state": "", "hodei-next-offset": str(args["offset"])}
         return Reply(b"", media_type="text/plain; charset=utf-8", headers=headers)
-    data, offset = await call.service.logs(run, args["stream"], args["offset"], args["limit"])
+    data, offset = await call.service.backend_manager.logs(run, args["stream"], args["offset"], args["limit"])
     headers |= {"hodei-run": run.id, "hodei-run-state": run.state, "hodei-next-offset": str(offset)}
     return Reply(data, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-def _change(verb: str, summary: str, handler: Callable[[Call], Awaitable[Any]], request: Any = None) -> Route:
-    path = f"{API}/jobs/{{id}}/{verb}"
-    return Route("POST", path, WRITE, summary, handler, request=request, response=JobView, params=(_ID,))
+def _action(
+    path: str,
+    summary: str,
+    handler: Callable[[Call], Awaitable[Any]],
+    request: Any = None,
+    param: Param = JOB_ID,
+    response: Any = JobView,
+) -> Route:
+    return Route("POST", f"{API}/{path}", WRITE, summary, handler, request=request, response=response, params=(param,))
 
 
 ROUTES = (
     Route(
-        "POST", f"{API}/jobs", WRITE, "Submit one job or many; durable when answered", submit,
+        "POST", f"{API}/jobs", WRITE, "Submit one job or many; durable when the reply arrives", submit,
         request=bytes, response=SubmitReply, status=201, body_limit=BULK_LIMIT, verb="submit",
-        params=(Param("Idempotency-Key", "the same key and body make the jobs only once", where="header",
+        params=(Param("Idempotency-Key", "the same key and body create the jobs only once", where="header",
                       default="", maximum=200),),
     ),
     Route(
@@ -262,178 +260,33 @@ ROUTES = (
             Param("name", "only jobs of this name", default=""),
             Param("label", "a label selector such as `team=a, tier in (x, y)`", many=True, commas=False),
             Param("since", "submitted since: ISO 8601, epoch milliseconds, or an age such as 90m", default=""),
-            Param("after", "`next_after` of the page before", type=int, default=0),
+            Param("after", "`next_after` of the previous page", type=int, default=0),
             Param("limit", "jobs per page", type=int, default=100, minimum=1, maximum=1000),
             Param("arrays", "`fold`: each array as one row", default="each", choices=("each", "fold")),
         ),
     ),
     Route("GET", f"{API}/jobs/{{id}}", READ, "One job with its spec and runs", show_job,
           response=JobDetail,
-          params=(_ID, Param("secrets", "`show`: with the values of variables that look secret, for its owner",
-                             default="hide", choices=("hide", "show")))),
-    Route("GET", f"{API}/jobs/{{id}}/why", READ, "Why it waits, or why it landed there", why_job,
-          response=Explanation, params=(_ID, Param("node", "only what this node says", default=""))),
-    Route("GET", f"{API}/jobs/{{id}}/wait", READ, "Wait until the job has ended or the time is over", wait_job,
-          response=JobView, lane="long",
-          params=(_ID, Param("timeout_s", "how long", type=int, default=30, maximum=60))),
+          params=(JOB_ID, Param("secrets", "`show`: include values of variables that look secret; for its owner",
+                                default="hide", choices=("hide", "show")))),
+    Route("GET", f"{API}/jobs/{{id}}/wait", READ, "Wait until the job has ended, or for the timeout", wait_job,
+          response=JobView, concurrency="long", params=(JOB_ID, _WAIT_TIMEOUT)),
     Route(
-        "GET", f"{API}/jobs/{{id}}/logs", READ, "A piece of a run's output", read_log,
+        "GET", f"{API}/jobs/{{id}}/logs", READ, "A part of a run's output", read_log,
         response=bytes, media_type="text/plain",
         params=(
-            *_OF_A_LOG,
-            Param("offset", "from which byte on", type=int, default=0),
-            Param("limit", "how many bytes at most", type=int, default=64 * 1024, minimum=1, maximum=LOG_LIMIT),
+            *_LOG_PARAMS,
+            Param("offset", "first byte", type=int, default=0),
+            Param("limit", "bytes at most", type=int, default=64 * 1024, minimum=1, maximum=LOG_LIMIT),
         ),
     ),
-    Route("GET", f"{API}/jobs/{{id}}/logs/times", READ, "When a run wrote what, as far as its backend tells", log_times,
-          response=LogTimes, params=_OF_A_LOG),
-    _change("cancel", "Ask for the job to end", cancel_job, CancelRequest),
-    _change("hold", "Keep the job from being placed", hold_job),
-    _change("release", "Let a held job be placed again", release_job),
-    _change("requeue", "Start the job again from the beginning", requeue_job),
-    Route("POST", f"{API}/plan", READ, "What would happen to these jobs, without doing it", plan,
-          request=bytes, response=PlanReply, harmless=True),
+    Route("GET", f"{API}/jobs/{{id}}/logs/times", READ, "When a run wrote its output, where the backend knows it",
+          log_times, response=LogTimes, params=_LOG_PARAMS),
+    _action("jobs/{id}/cancel", "Cancel the job", cancel_job, CancelRequest),
+    _action("jobs/{id}/hold", "Keep the job from being placed", hold_job),
+    _action("jobs/{id}/release", "Let a held job be placed again", release_job),
+    _action("jobs/{id}/requeue", "Start the job again from the beginning", requeue_job),
 )  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------------------- graph
-# What a job waits for and who waits for it, as a graph.
-
-
-_PAGE = 1000
-
-
-async def show_graph(call: Call) -> JobGraph:
-    return await call.service.read(graph, call.service.store, call.args["id"], call.args["limit"])
-
-
-def graph(store: Store, job: JobId, limit: int) -> JobGraph:
-    """Breadth first along both directions, so that what is left out is what is farthest away. Blocks."""
-    start = store.job(job)
-    if start is None:
-        raise NotFound(f"there is no job {job}", hint="hodei jobs -a")
-    up, down = {job: start}, {job: start}
-    front, truncated = [job], False
-    while front and not truncated:  # what it waits for
-        wanted = _new((one.job for id in front for one in up[id].spec.after.of if one.job), up)
-        front, truncated = _take(store, wanted, up, limit)
-    front = [job]
-    while front and not truncated:  # who waits for it
-        edges = store.dependents(front, MAX_GRAPH_EDGES)
-        waiting = _new((waiter for _, waiter in edges), down)
-        front, truncated = _take(store, waiting, down, max(limit - len(up) + 1, 1))
-        truncated = truncated or len(edges) >= MAX_GRAPH_EDGES
-    return graph_of(job, list((up | down).values()), truncated=truncated)
-
-
-def _new(ids: Iterable[JobId], known: dict[JobId, Job]) -> list[JobId]:
-    return [id for id in dict.fromkeys(ids) if id not in known]
-
-
-def _take(store: Store, ids: list[JobId], into: dict[JobId, Job], limit: int) -> tuple[list[JobId], bool]:
-    """Those of them that the store still has, and whether there was no room for all."""
-    room = max(limit - len(into), 0)
-    taken: list[JobId] = []
-    for first in range(0, min(len(ids), room), _PAGE):
-        some = tuple(ids[first : min(first + _PAGE, room)])
-        for found in store.jobs(JobQuery(ids=some, limit=_PAGE)).jobs:
-            into[found.id] = found
-            taken.append(found.id)
-    return sorted(taken), len(ids) > room
-
-
-GRAPH_ROUTES = (
-    Route(
-        "GET", f"{API}/jobs/{{id}}/graph", READ, "What the job waits for and who waits for it", show_graph,
-        response=JobGraph,
-        params=(
-            Param("id", "the job's number", type=int, where="path", minimum=1),
-            Param("limit", "at most so many jobs, the nearest first", type=int, default=MAX_GRAPH_JOBS, minimum=1,
-                  maximum=MAX_GRAPH_JOBS),
-        ),
-    ),
-)  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------- arrays
-# Arrays as a whole: look, wait, cancel, hold, release, requeue. Elements are jobs like all others.
-
-
-_ELEMENT_ID = Param("id", "the number of any element's job", type=int, where="path", minimum=1)
-_requeue_request = msgspec.json.Decoder(RequeueRequest)
-MOST_REQUEUED = 100_000
-
-
-async def show_array(call: Call) -> JobView:
-    return _view(await arrays.array_status(call.service, call.args["id"]))
-
-
-async def cancel_array(call: Call) -> JobView:
-    request = _cancel_request.decode(call.body) if call.body.strip() else CancelRequest()
-    if len(request.reason) > 1000:
-        raise InvalidInput("the reason is longer than 1000 characters")
-    reason = request.reason or f"cancelled by {call.who.name}"
-    return _view(await arrays.cancel_array(call.service, call.args["id"], reason))
-
-
-async def hold_array(call: Call) -> JobView:
-    return _view(await arrays.hold_array(call.service, call.args["id"]))
-
-
-async def release_array(call: Call) -> JobView:
-    return _view(await arrays.release_array(call.service, call.args["id"]))
-
-
-async def wait_array(call: Call) -> JobView:
-    """Answers when every element has ended or the time is over; the states tell which."""
-    with call.shared.waits.hold(call.holder):
-        timeout_ms = call.args["timeout_s"] * 1000
-        waiting = asyncio.ensure_future(arrays.wait_array(call.service, call.args["id"], timeout_ms))
-        closing = asyncio.ensure_future(call.shared.closing.wait())
-        try:
-            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                raise Busy("the server is about to stop", hint="ask again when it is back", code="SHUTTING_DOWN")
-            return _view(waiting.result())
-        finally:
-            for task in (waiting, closing):
-                task.cancel()
-            await asyncio.gather(waiting, closing, return_exceptions=True)
-
-
-async def requeue_many(call: Call) -> RequeueReply:
-    request = _requeue_request.decode(call.body)
-    if len(request.jobs) + len(request.arrays) > MOST_REQUEUED:
-        raise InvalidInput(f"more than {MOST_REQUEUED} jobs at once", hint="name fewer, or whole arrays")
-    done = await requeue_all(call.service, request.jobs, request.arrays, failed=request.failed)
-    return RequeueReply(done.requeued, done.revived, done.refused)
-
-
-def _view(status: arrays.ArrayStatus) -> JobView:
-    return folded_view(status.job, status.states)
-
-
-ARRAY_ROUTES = (
-    Route("GET", f"{API}/arrays/{{id}}", READ, "An array as a whole", show_array, response=JobView, params=(_ELEMENT_ID,)),
-    Route("GET", f"{API}/arrays/{{id}}/wait", READ, "Wait until every element has ended or the time is over", wait_array,
-          response=JobView, lane="long",
-          params=(_ELEMENT_ID, Param("timeout_s", "how long", type=int, default=30, maximum=60))),
-    Route("POST", f"{API}/arrays/{{id}}/cancel", WRITE, "Ask for every element to end", cancel_array,
-          request=CancelRequest, response=JobView, params=(_ELEMENT_ID,)),
-    Route("POST", f"{API}/arrays/{{id}}/hold", WRITE, "Keep the elements that wait from being placed", hold_array,
-          response=JobView, params=(_ELEMENT_ID,)),
-    Route("POST", f"{API}/arrays/{{id}}/release", WRITE, "Let held elements be placed again", release_array,
-          response=JobView, params=(_ELEMENT_ID,)),
-    Route("POST", f"{API}/jobs/requeue", WRITE, "Start many jobs again, or only those of them that have failed", requeue_many,
-          request=RequeueRequest, response=RequeueReply, body_limit=4 * MIB, verb="requeue_many"),
-)  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------------- job actions
-# A job that lives: suspend it, let it go on, have it save its work, move it.
-
-
-_migrate_request = msgspec.json.Decoder(MigrateRequest)
 
 
 async def suspend_job(call: Call) -> JobView:
@@ -444,8 +297,8 @@ async def resume_job(call: Call) -> JobView:
     return job_view(await job_actions.resume(call.service, call.args["id"]))
 
 
-async def save_work(call: Call) -> JobView:
-    return job_view(await job_actions.save_work(call.service, call.args["id"]))
+async def checkpoint_job(call: Call) -> JobView:
+    return job_view(await job_actions.checkpoint(call.service, call.args["id"]))
 
 
 async def migrate_job(call: Call) -> JobView:
@@ -454,8 +307,112 @@ async def migrate_job(call: Call) -> JobView:
 
 
 ACTION_ROUTES = (
-    _change("suspend", "Let a running job save its work and give back its nodes until it is resumed", suspend_job),
-    _change("resume", "Let a suspended job go on", resume_job),
-    _change("checkpoint", "Let a running job save its work, and go on", save_work),
-    _change("migrate", "Move a running job to other nodes", migrate_job, MigrateRequest),
+    _action("jobs/{id}/suspend", "Take a checkpoint and give up the nodes until the job is resumed", suspend_job),
+    _action("jobs/{id}/resume", "Continue a suspended job", resume_job),
+    _action("jobs/{id}/checkpoint", "Take a checkpoint of a running job, which continues", checkpoint_job),
+    _action("jobs/{id}/migrate", "Move a running job to other nodes", migrate_job, MigrateRequest),
 )
+
+
+# ---------------------------------------------------------------------------------------------- arrays
+
+_ELEMENT = Param("id", "number of any job of the array", type=int, where="path", minimum=1)
+
+
+async def show_array(call: Call) -> JobView:
+    return _array_view(await job_actions.array_status(call.service, call.args["id"]))
+
+
+async def cancel_array(call: Call) -> JobView:
+    return _array_view(await job_actions.cancel_array(call.service, call.args["id"], _cancel_reason(call)))
+
+
+async def hold_array(call: Call) -> JobView:
+    return _array_view(await job_actions.hold_array(call.service, call.args["id"]))
+
+
+async def release_array(call: Call) -> JobView:
+    return _array_view(await job_actions.release_array(call.service, call.args["id"]))
+
+
+async def wait_array(call: Call) -> JobView:
+    id, timeout_ms = call.args["id"], call.args["timeout_s"] * 1000
+    return _array_view(await _long_poll(call, lambda: job_actions.wait_array(call.service, id, timeout_ms)))
+
+
+async def requeue_many(call: Call) -> RequeueReply:
+    request = _requeue_request.decode(call.body)
+    if len(request.jobs) + len(request.arrays) > MAX_REQUEUED:
+        raise InvalidInput(f"more than {MAX_REQUEUED} jobs at once", hint="name fewer, or whole arrays")
+    done = await job_actions.requeue_all(call.service, request.jobs, request.arrays, failed=request.failed)
+    return RequeueReply(done.requeued, done.revived, done.refused)
+
+
+def _array_view(status: job_actions.ArrayStatus) -> JobView:
+    return folded_view(status.job, status.states)
+
+
+ARRAY_ROUTES = (
+    Route("GET", f"{API}/arrays/{{id}}", READ, "An array as a whole", show_array, response=JobView, params=(_ELEMENT,)),
+    Route("GET", f"{API}/arrays/{{id}}/wait", READ, "Wait until every element has ended, or for the timeout", wait_array,
+          response=JobView, concurrency="long", params=(_ELEMENT, _WAIT_TIMEOUT)),
+    _action("arrays/{id}/cancel", "Cancel every element", cancel_array, CancelRequest, _ELEMENT),
+    _action("arrays/{id}/hold", "Keep pending elements from being placed", hold_array, param=_ELEMENT),
+    _action("arrays/{id}/release", "Let held elements be placed again", release_array, param=_ELEMENT),
+    Route("POST", f"{API}/jobs/requeue", WRITE, "Start many jobs again, or only the failed ones", requeue_many,
+          request=RequeueRequest, response=RequeueReply, body_limit=4 * MIB, verb="requeue_many"),
+)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- periodic jobs
+
+_PERIODIC = Param("name", "name of the periodic job", where="path", maximum=63)
+
+
+async def add_periodic(call: Call) -> PeriodicView:
+    periodic = parse_periodic(_periodic_request.decode(call.body), call.who.name)
+    spec = structs.replace(periodic.job, user=call.who.name)
+    return await _periodic_view(call, await call.service.cron.add(structs.replace(periodic, job=spec)))
+
+
+async def list_periodic(call: Call) -> PeriodicList:
+    return PeriodicList([await _periodic_view(call, each, whole=False) for each in call.service.cron.periodics()])
+
+
+async def show_periodic(call: Call) -> PeriodicView:
+    return await _periodic_view(call, call.service.cron.get(call.args["name"]))
+
+
+async def pause_periodic(call: Call) -> PeriodicView:
+    return await _periodic_view(call, await call.service.cron.pause(call.args["name"]))
+
+
+async def resume_periodic(call: Call) -> PeriodicView:
+    return await _periodic_view(call, await call.service.cron.resume(call.args["name"]))
+
+
+async def run_periodic(call: Call) -> SubmitReply:
+    return SubmitReply([await call.service.cron.run_now(call.args["name"])])
+
+
+async def remove_periodic(call: Call) -> PeriodicView:
+    return await _periodic_view(call, await call.service.cron.remove(call.args["name"]))
+
+
+async def _periodic_view(call: Call, periodic: Periodic, *, whole: bool = True) -> PeriodicView:
+    last = await call.service.read(call.service.store.job, periodic.last_job) if periodic.last_job else None
+    return periodic_view(periodic, last, with_job=whole, env=call.who.may_see_env_of(periodic.by))
+
+
+PERIODIC_ROUTES = (
+    Route("POST", f"{API}/periodic", WRITE, "Create a periodic job", add_periodic,
+          request=PeriodicRequest, response=PeriodicView, status=201),
+    Route("GET", f"{API}/periodic", READ, "Every periodic job", list_periodic, response=PeriodicList),
+    Route("GET", f"{API}/periodic/{{name}}", READ, "One periodic job", show_periodic, response=PeriodicView,
+          params=(_PERIODIC,)),
+    _action("periodic/{name}/pause", "Create no more jobs until it is resumed", pause_periodic, None, _PERIODIC, PeriodicView),
+    _action("periodic/{name}/resume", "Continue with the next due time", resume_periodic, None, _PERIODIC, PeriodicView),
+    _action("periodic/{name}/run", "Create a job now, outside the schedule", run_periodic, None, _PERIODIC, SubmitReply),
+    Route("DELETE", f"{API}/periodic/{{name}}", WRITE, "Remove a periodic job; jobs that it created continue",
+          remove_periodic, response=PeriodicView, params=(_PERIODIC,)),
+)  # fmt: skip

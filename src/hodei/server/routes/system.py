@@ -1,19 +1,25 @@
-"""The server itself: what it is, how it is, what it understands."""
+"""The server itself: state, configuration, events and audit log."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hodei import __version__
+from hodei.api.config import ConfigHistory, ConfigView, config_view, parse_config, read_body
 from hodei.api.resources import AuditList, audit_view
 from hodei.api.views import CheckList, EventList, Info
 from hodei.jobfile.render import iso
 from hodei.jobfile.schema import job_schema
 from hodei.model.audit import AuditQuery
-from hodei.model.config import SchedulingConfig
-from hodei.server.params import read_since_ms
-from hodei.server.route import ADMIN, API, PUBLIC, READ, Call, Param, Policy, Reply, Route
+from hodei.model.config import ConfigChange, SchedulingConfig
+from hodei.model.errors import Unavailable
+from hodei.server.route import ADMIN, API, PUBLIC, READ, Call, Param, Policy, Reply, Route, read_since_ms
 from hodei.server.stream import EventStream
+
+if TYPE_CHECKING:
+    from hodei.runtime.config_changes import ConfigChanges
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -57,9 +63,10 @@ async def livez(call: Call) -> Reply:
 
 async def readyz(call: Call) -> Reply:
     await call.service.check_ready()
-    # Jobs are taken all the same, and wait. What is wrong with it is told to those who may ask: hodei doctor.
-    unwell = [name for name, error in call.service.backend_errors().items() if error]
-    return Reply("".join(["ok\n", *(f"backend {name} is unhealthy\n" for name in unwell)]).encode(), media_type=_TEXT)
+    # Jobs are accepted nevertheless, and wait. The error itself is for authenticated callers: hodei doctor.
+    unhealthy = [name for name, error in call.service.backend_manager.errors().items() if error]
+    text = "".join(["ok\n", *(f"backend {name} is unhealthy\n" for name in unhealthy)])
+    return Reply(text.encode(), media_type=_TEXT)
 
 
 async def metrics(call: Call) -> Reply:
@@ -78,22 +85,75 @@ def metrics_route(policy: Policy) -> Route:
 
 
 ROUTES = (
-    Route("GET", f"{API}/info", READ, "What this server is", info, response=Info),
-    Route("GET", f"{API}/scheduling", READ, "What its decisions depend on", scheduling, response=SchedulingConfig),
-    Route("GET", f"{API}/checks", READ, "What `hodei doctor` finds", checks, response=CheckList),
+    Route("GET", f"{API}/info", READ, "Version, address and state of this server", info, response=Info),
+    Route("GET", f"{API}/scheduling", READ, "The scheduling configuration in force", scheduling, response=SchedulingConfig),
+    Route("GET", f"{API}/checks", READ, "The server's checks of `hodei doctor`", checks, response=CheckList),
     Route("GET", f"{API}/schema/job", PUBLIC, "The JSON Schema of a job document", schema_job,
           media_type="application/schema+json"),
     Route("GET", f"{API}/openapi.json", PUBLIC, "This document", openapi_document),
-    Route("GET", "/livez", PUBLIC, "Whether the process answers at all", livez, response=bytes,
-          media_type="text/plain", lane="free"),
-    Route("GET", "/readyz", PUBLIC, "Whether jobs are taken; 503 with the reason while not", readyz, response=bytes,
-          media_type="text/plain", lane="free"),
-    Route("GET", "/", PUBLIC, "One line that says what this is", root, response=bytes, media_type="text/plain"),
+    Route("GET", "/livez", PUBLIC, "Liveness: the process answers", livez, response=bytes,
+          media_type="text/plain", concurrency="exempt"),
+    Route("GET", "/readyz", PUBLIC, "Readiness: jobs are accepted; else 503 with the reason", readyz, response=bytes,
+          media_type="text/plain", concurrency="exempt"),
+    Route("GET", "/", PUBLIC, "One line about this server", root, response=bytes, media_type="text/plain"),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ config
+
+_DRY_RUN = Param("dry_run", "1: only report what would change", type=int, default=0, maximum=1)
+_TO = Param("to", "number of the configuration to restore; default: the previous one", type=int, default=0,
+            minimum=1)  # fmt: skip
+
+
+def _config_changes(call: Call) -> ConfigChanges:
+    found = call.service.config_changes
+    if found is None:
+        raise Unavailable("this server cannot change its configuration while it runs")
+    return found
+
+
+async def show_config(call: Call) -> ConfigView:
+    current = _config_changes(call).current
+    return config_view(current, iso(current.at_ms))
+
+
+async def config_history(call: Call) -> ConfigHistory:
+    return ConfigHistory([config_view(each, iso(each.at_ms)) for each in reversed(_config_changes(call).history)])
+
+
+async def put_config(call: Call) -> ConfigChange:
+    config, whole = parse_config(*read_body(call.body, call.content_type))
+    with call.shared.what_ifs.hold(call.limit_key):
+        return await _config_changes(call).put(config, call.who.name, whole=whole, dry_run=bool(call.args["dry_run"]))
+
+
+async def reload_config(call: Call) -> ConfigChange:
+    with call.shared.what_ifs.hold(call.limit_key):
+        return await _config_changes(call).reload(call.who.name, dry_run=bool(call.args["dry_run"]))
+
+
+async def undo_config(call: Call) -> ConfigChange:
+    with call.shared.what_ifs.hold(call.limit_key):
+        dry_run = bool(call.args["dry_run"])
+        return await _config_changes(call).undo(call.who.name, to=call.args["to"], dry_run=dry_run)
+
+
+CONFIG_ROUTES = (
+    Route("GET", f"{API}/config", ADMIN, "The configuration in force", show_config, response=ConfigView),
+    Route("PUT", f"{API}/config", ADMIN, "Set the scheduling configuration, in TOML or JSON", put_config,
+          request=SchedulingConfig, response=ConfigChange, params=(_DRY_RUN,), concurrency="long",
+          accepts="application/toml"),
+    Route("GET", f"{API}/config/history", ADMIN, "Earlier configurations, newest first", config_history,
+          response=ConfigHistory),
+    Route("POST", f"{API}/config/reload", ADMIN, "Read the configuration file again", reload_config,
+          response=ConfigChange, params=(_DRY_RUN,), concurrency="long"),
+    Route("POST", f"{API}/config/undo", ADMIN, "Restore an earlier configuration", undo_config,
+          response=ConfigChange, params=(_DRY_RUN, _TO), concurrency="long"),
 )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------- audit
-# The audit, for administrators.
 
 
 async def list_audit(call: Call) -> AuditList:
@@ -107,15 +167,15 @@ async def list_audit(call: Call) -> AuditList:
 
 AUDIT_ROUTES = (
     Route(
-        "GET", f"{API}/audit", ADMIN, "Who did what when: newest first, or with `after` oldest first", list_audit,
+        "GET", f"{API}/audit", ADMIN, "The audit log: newest first, or oldest first with `after`", list_audit,
         response=AuditList,
         params=(
-            Param("who", "only acts of this caller", default=""),
-            Param("what", "only this verb (`jobs.cancel`), these things (`jobs`) or this act (`cancel`)", default=""),
-            Param("target", "only what was done to this", default=""),
+            Param("who", "only requests of this caller", default=""),
+            Param("what", "only this verb (`jobs.cancel`), resource (`jobs`) or action (`cancel`)", default=""),
+            Param("target", "only changes of this object", default=""),
             Param("since", "only since: ISO 8601, epoch milliseconds, or an age such as 90m", default=""),
-            Param("before", "the `seq` of the last row of the page before", type=int, default=0),
-            Param("after", "oldest first, from the row after this `seq` on", type=int, default=None),
+            Param("before", "`seq` of the last row of the previous page", type=int, default=0),
+            Param("after", "oldest first, starting after this `seq`", type=int, default=None),
             Param("limit", "rows per page", type=int, default=100, minimum=1, maximum=1000),
         ),
     ),
@@ -123,8 +183,6 @@ AUDIT_ROUTES = (
 
 
 # ---------------------------------------------------------------------------------------------- events
-# Events: what has happened, as pages and as a stream.
-
 
 _JOB = Param("job", "only events of this job", type=int, default=0)
 
@@ -136,29 +194,28 @@ async def list_events(call: Call) -> EventList:
 
 
 async def stream_events(call: Call) -> EventStream:
-    """A browser that reconnects says where it was in the header; that is newer than what stands in its URL."""
+    """The Last-Event-ID of a client that reconnects is newer than the `after` of its URL."""
     args = call.args
     after = args["Last-Event-ID"] if args["Last-Event-ID"] is not None else args["after"]
-    give_back = call.shared.streams.take(call.holder)
-    return EventStream(call.shared, call.who, after=after, job=args["job"], give_back=give_back)
+    release = call.shared.streams.acquire(call.limit_key)
+    return EventStream(call.shared, call.who, after=after, job=args["job"], release=release)
 
 
 EVENT_ROUTES = (
     Route(
         "GET", f"{API}/events", READ, "One page of events, oldest first", list_events, response=EventList,
         params=(
-            Param("after", "`last` of the page before", type=int, default=0),
+            Param("after", "`last` of the previous page", type=int, default=0),
             _JOB,
             Param("limit", "events per page", type=int, default=1000, minimum=1, maximum=10_000),
         ),
     ),
     Route(
         "GET", f"{API}/events/stream", READ, "Events as they happen (server-sent events)", stream_events,
-        response=bytes, media_type="text/event-stream", lane="long",
+        response=bytes, media_type="text/event-stream", concurrency="long",
         params=(
-            Param("after", "replay what came after this event first; without it only what is new", type=int,
-                  default=None),
-            Param("Last-Event-ID", "the same, as browsers say it", type=int, where="header", default=None),
+            Param("after", "first replay the events after this one; default: only new events", type=int, default=None),
+            Param("Last-Event-ID", "the same, as sent by browsers", type=int, where="header", default=None),
             _JOB,
         ),
     ),
