@@ -292,7 +292,7 @@ def test_a_run_in_which_nothing_happens_is_stopped(tmp_path):
             await begin(desk, *WAITS, workload=Interactive(idle_timeout_ms=1500))
             end = await desk.end_of(RUN)
             assert (end.state, end.reason_code) == ("failed", "idle")
-            assert end.reason == "nothing happened in it for 1.5s"
+            assert end.reason == "it was idle for 1.5s"
 
     asyncio.run(story())
 

@@ -268,7 +268,7 @@ def test_a_second_order_without_a_hook_cuts_it_short(tmp_path, grace_ms, code):
             await until(lambda: proof.exists() and proof.read_text().endswith("\n"))
             await stop(desk, grace_ms=grace_ms)
             end = await desk.end_of(RUN)
-            assert facts_of(end) == ("stopped", code, "preempted by 7; saving its work was cut short")
+            assert facts_of(end) == ("stopped", code, "preempted by 7; its checkpoint was cut short")
             await until(lambda: not alive(int(proof.read_text())))
 
     asyncio.run(story())

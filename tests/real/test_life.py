@@ -88,7 +88,7 @@ def test_a_waiting_job_is_suspended_at_once_and_an_ended_one_never(installation:
     installation.ok("release", str(waiting))
     installation.ended(waiting)
     said = installation.hodei("suspend", str(waiting))
-    assert (said.code, "has succeeded already" in said.err) == (8, True)
+    assert (said.code, "has already succeeded" in said.err) == (8, True)
     assert installation.hodei("resume", str(waiting)).code == 8
 
 
@@ -184,5 +184,5 @@ def test_an_interactive_job_in_which_nothing_happens_ends(installation: Installa
     id = installation.submit("sleep", "600", cpu=1, workload={"type": "interactive", "idle_timeout": "1s"}, retries=5)
     (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.reason_code, detail.job.failure) == ("failed", "IDLE_TIMEOUT", "idle")
-    assert detail.job.reason == "nothing happened in it for 1s"
+    assert detail.job.reason == "it was idle for 1s"
     assert len(detail.runs) == 1

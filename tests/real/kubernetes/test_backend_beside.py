@@ -240,7 +240,7 @@ def test_a_second_stop_without_a_hook_does_not_wait_for_the_first(tell, kubelet)
         assert RUN not in [seen.run for seen in bench.heard if seen.state in RUN_ENDED]
         await bench.stop(RUN, grace_ms=1000, reason=StopReason("cancelled"))
         end = await bench.end_of(RUN)
-        assert (end.state, end.reason) == ("stopped", "drained; saving its work was cut short")
+        assert (end.state, end.reason) == ("stopped", "drained; its checkpoint was cut short")
 
     tell(story)
 

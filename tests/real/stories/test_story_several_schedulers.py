@@ -185,7 +185,7 @@ def test_the_signal_hup_reads_the_file_again_and_names_what_needs_a_restart(clus
     until(lambda: "configuration 2 (reload by SIGHUP) is in force" in cluster.said(), "it has reloaded")
     assert "server.retention has changed, which counts after a restart" in cluster.said()
     again = cluster.ok("reload").out
-    assert "no setting that decisions depend on is different" in again
+    assert "no scheduling setting is different" in again
     assert 'server.retention = "30d" -> "7d"' in again
 
 

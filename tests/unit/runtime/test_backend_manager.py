@@ -97,7 +97,7 @@ def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
     asyncio.run(main())
 
 
-def test_a_backend_that_was_never_reached_is_said_to_be_out_of_reach_also_when_its_health_is_bad():
+def test_a_backend_that_was_never_reached_is_unreachable_even_if_its_health_check_fails():
     class Shut(Patient):
         async def open(self) -> None:
             raise BackendError("refused")
@@ -106,7 +106,7 @@ def test_a_backend_that_was_never_reached_is_said_to_be_out_of_reach_also_when_i
         shut, clock = Shut("shut"), StillClock()
         async with alive(a_service(MemoryStore(), shut, Patient("good"), clock=clock, health=BY_HAND)) as service:
             await service.submit([on("shut")])
-            await until(lambda: "out of reach" in service.store.job(1).reason)
+            await until(lambda: "is unreachable" in service.store.job(1).reason)
             shut.healths = [Health(False, "no answer"), Health(False, "no answer")]
             clock.ms += 30_000
             await beat(service, "shut")

@@ -87,7 +87,7 @@ def test_a_backend_that_was_never_reached_does_not_keep_a_segment_from_its_state
     async def main():
         log = DecisionLog(path, SchedulingConfig(), 0)
         controller = make_controller(SchedulingConfig())
-        controller.step(NOW_MS, [BackendReported("farm", "backend farm is out of reach")])
+        controller.step(NOW_MS, [BackendReported("farm", "backend farm is unreachable")])
         log.begin_segment(controller)
         await until(state_path(path, 2).exists)
         log.close()

@@ -88,7 +88,7 @@ def test_who_has_no_promise_is_told_what_was_foreseen():
     cluster.pod("second", "4", estimate="1h")
     cluster.step()
     forecasting = _forecasting(cluster, api)
-    asyncio.run(forecasting.forecast_task._foretell())
+    asyncio.run(forecasting.forecast_task._forecast())
     _round(forecasting)
     asyncio.run(forecasting.stop())
     told = dict(api.seen)
@@ -162,7 +162,7 @@ def test_forecasts_learn_from_them_too():
     spec = cluster.parts.pods.entries["uid-runs"].info.job
     for _ in range(6):
         forecasting.learn(spec, 1_800_000, NOW_MS)
-    asyncio.run(forecasting.forecast_task._foretell())
+    asyncio.run(forecasting.forecast_task._forecast())
     forecast = forecasting.forecast_task.latest(cluster.job("first"))
     asyncio.run(forecasting.stop())
     assert forecast is not None
