@@ -84,7 +84,9 @@ def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
     ids=["it has told", "it has not"],
 )
 def test_who_waits_in_the_line_of_a_backend_is_told_its_own_estimate(hodei, stub, line: BackendQueueEntry, said: str):
-    answer = Explanation("placed", "PLACED", "placed on hpc-main, waits in the queue of backend hpc", job=12, backend_queue=line)
+    answer = Explanation(
+        "placed", "PLACED", "placed on hpc-main, waits in the queue of backend hpc", job=12, backend_queue=line
+    )
     stub.on("GET", f"{API}/jobs/12/why", answer)
     assert re.search(said, hodei("why", "12").stdout)
     assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).backend_queue == line
