@@ -1,7 +1,6 @@
-"""The look that all pictures share, and how one becomes SVG or PNG bytes: the same figure always gives the same bytes.
+"""The style of all pictures, and their conversion to SVG or PNG: equal figures give equal bytes.
 
-Matplotlib is imported here and in the modules that draw, only when a picture is drawn. No window system and no global
-state of Matplotlib's is used.
+Matplotlib is imported only when a picture is drawn, without a window system and without its global state.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hodei.sim.report.table import plain
+from hodei.sim.report.table import printable
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, GRID, PAPER = "#1f2933", "#d5dbe1", "#fefefe"  # a page may put its own colours in the place of these three
+INK, GRID, PAPER = "#1f2933", "#d5dbe1", "#fefefe"  # the page replaces these three by its own colours
 REST = "#9aa5b1"
-# Okabe and Ito's colours, told apart by colour-blind readers; the yellow is left out, it is too faint on white.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish, without the yellow, which is too faint on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 1.5), (3, 1.2), (8, 1.5, 2, 1.5))
 FONT = "DejaVu Sans"
 WIDTH_IN = 9.0
-LEGEND_WIDE = 7  # entries in one line
+LEGEND_COLUMNS = 7
 _SALT = "hodei"
 _MISSING = "Pictures need Matplotlib, which is not installed. Install it with: pip install 'hodei[plots]'"
 _RC: dict[str, object] = {
     "svg.fonttype": "none",
     "svg.hashsalt": _SALT,
-    "text.parse_math": False,  # a job may be called $x$
-    "font.family": [FONT],  # the one that Matplotlib brings along, so that every machine draws the same
+    "text.parse_math": False,  # names may contain $
+    "font.family": [FONT],  # part of Matplotlib, so every machine draws the same
     "font.size": 9.5,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -67,17 +66,17 @@ _TIME_UNITS = (("days", 86_400_000, 3), ("hours", 3_600_000, 3), ("minutes", 60_
 
 
 def why_no_pictures() -> str:
-    """Empty if pictures can be drawn; else what is missing and how to install it."""
+    """What is missing to draw pictures and how to install it; "" if nothing is."""
     return "" if importlib.util.find_spec("matplotlib") is not None else _MISSING
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
-    """Our settings on top of Matplotlib's own defaults, whatever the user's matplotlibrc says; undone afterwards."""
+def report_style() -> Iterator[None]:
+    """The settings of reports on top of Matplotlib's defaults, without the user's matplotlibrc."""
     import matplotlib.style
 
     with matplotlib.style.context(_RC, after_reset=True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script the font does not have
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names may need other fonts
         yield
 
 
@@ -89,10 +88,10 @@ def new_figure(height_in: float) -> Figure:
 
 def to_bytes(figure: Figure, form: str) -> bytes:
     out = io.BytesIO()
-    # No date and no version: they would make every run's files differ.
+    # No date and no version, so that files can be compared.
     metadata = {"Date": None, "Creator": "Hodei"} if form == "svg" else {"Software": None}
     figure.savefig(out, format=form, metadata=metadata)
-    figure.set_layout_engine("none")  # found once, kept for further formats: it is the slowest part of drawing
+    figure.set_layout_engine("none")  # the slowest part of drawing; the result is reused for other formats
     return out.getvalue()
 
 
@@ -101,14 +100,14 @@ def colour_of(number: int) -> str:
 
 
 def dashes_of(number: int) -> tuple[float, tuple[float, ...]] | str:
-    """Another dash pattern for every line, so that lines are told apart without colour and when they repeat it."""
+    """A dash pattern per line, so that lines can be distinguished without colour."""
     pattern = DASHES[(number + number // len(PALETTE)) % len(DASHES)]
     return (0, pattern) if pattern else "-"
 
 
-def clipped(text: str, most: int = 18) -> str:
-    text = plain(text) or "(none)"
-    text = f" {text}" if text.startswith("_") else text  # Matplotlib keeps such names out of legends
+def shorten(text: str, most: int = 18) -> str:
+    text = printable(text) or "(none)"
+    text = f" {text}" if text.startswith("_") else text  # Matplotlib hides names with an underscore from legends
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -117,13 +116,13 @@ def time_unit(span_ms: float) -> tuple[str, int]:
 
 
 def time_axis(axes: Axes, end_ms: float, *, start: float = 0, labelled: bool = True) -> None:
-    """Milliseconds from `start` to `end_ms` written in days, hours, minutes or seconds."""
+    """An axis from `start` to `end_ms` in days, hours, minutes or seconds."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     name, size = time_unit(end_ms)
     end_ms = end_ms if end_ms > start else start + 1000
     steps = {"days": [1, 2, 5, 7, 10], "hours": [1, 2, 3, 4, 6, 8, 10], "minutes": [1, 1.5, 2, 3, 5, 10]}
-    short = end_ms - start < 10 * size  # then ticks fall between whole units, where steps of a clock look odd
+    short = end_ms - start < 10 * size  # ticks are fractions of the unit
     locator = MaxNLocator(nbins=10, steps=[1, 2, 5, 10] if short else steps.get(name, [1, 2, 5, 10]))
     axes.set_xlim(start, end_ms)
     ticks = [float(tick) * size for tick in locator.tick_values(start / size, end_ms / size)]
@@ -136,13 +135,13 @@ def time_axis(axes: Axes, end_ms: float, *, start: float = 0, labelled: bool = T
 
 
 def legend_below_title(axes: Axes, handles: Sequence[Artist] | None = None) -> None:
-    """In one or more lines between title and picture, where it can cover nothing."""
+    """Place the legend between title and picture, where it covers nothing."""
     entries = list(handles) if handles is not None else list(axes.get_legend_handles_labels()[0])
     if not entries:
         return
-    # As many in a line as fit: a legend wider than the picture would take its room.
+    # A legend wider than the picture would shrink it.
     widest = max(len(str(entry.get_label())) for entry in entries)
-    across = max(1, min(len(entries), LEGEND_WIDE, int(WIDTH_IN * 72 * 0.85 / (widest * 5.6 + 34))))
+    across = max(1, min(len(entries), LEGEND_COLUMNS, int(WIDTH_IN * 72 * 0.85 / (widest * 5.6 + 34))))
     axes.legend(
         handles=entries,
         loc="lower left",
@@ -156,9 +155,7 @@ def legend_below_title(axes: Axes, handles: Sequence[Artist] | None = None) -> N
     axes.set_title(axes.get_title(loc="left"), pad=10 + 14 * -(-len(entries) // across))
 
 
-# ------------------------------------------------------------------------------------------------- svg
-# SVG text as Matplotlib wrote it, made ready: bars that say what they are, and a form that fits into a page.
-
+# ------------------------------------------------------------------------------------------------- SVG
 
 _LINKED = re.compile(
     r'<a xlink:href="(job:\d+)"[^>]*>\s*<path d="([^"]*)"[^>]*?style="fill: ([^;"]+)[^"]*"\s*/>\s*</a>'
@@ -169,25 +166,23 @@ _PROLOGUE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 _ID = re.compile(r'\bid="([^"]+)"')
 _REFERENCE = re.compile(r'(url\(#|xlink:href="#)')
-_STYLE = re.compile(r"\s*<defs>\s*<style\b.*?</style>\s*</defs>", re.DOTALL)  # would hold for the whole page
+_STYLE = re.compile(r"\s*<defs>\s*<style\b.*?</style>\s*</defs>", re.DOTALL)  # would apply to the whole page
 _SIZE = re.compile(r'\s(?:width|height)="[^"]*"')
 
 
-def finished(svg: str, title: str, about: str, titles: Mapping[str, str]) -> str:
-    """A file of its own: with a title and a description, and a title on each bar in the place of Matplotlib's link.
-
-    What all bars have in common moves to their group, which keeps the file a third smaller.
-    """
+def finish_svg(svg: str, title: str, about: str, titles: Mapping[str, str]) -> str:
+    """Add title and description, and replace Matplotlib's links on bars by titles. The common style of bars moves to their
+    group, which makes the file a third smaller."""
     if titles:
         svg = _LINKED.sub(lambda found: _bar(found, titles), svg)
         svg = _BARS.sub(f'<g id="bars" stroke="{PAPER}" stroke-width="0.25">', svg)
-    svg = svg.replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif")  # for readers without it
-    words = f"<title>{html.escape(title)}</title>\n <desc>{html.escape(about)}</desc>"
-    return _OPENING.sub(lambda found: f"{found[0]}\n {words}", svg, count=1)
+    svg = svg.replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif")  # fallbacks
+    head = f"<title>{html.escape(title)}</title>\n <desc>{html.escape(about)}</desc>"
+    return _OPENING.sub(lambda found: f"{found[0]}\n {head}", svg, count=1)
 
 
-def for_page(svg: str, name: str, title: str) -> str:
-    """Without what only a file needs, in the page's colours, and with ids that no other picture has."""
+def inline_svg(svg: str, name: str, title: str) -> str:
+    """For the page: without the parts of a file, in the page's colours, and with ids unique to the picture."""
     svg = _METADATA.sub("", _PROLOGUE.sub("", svg, count=1), count=1)
     svg = re.sub(r"<title>.*?</title>\s*<desc>.*?</desc>", "", svg, count=1, flags=re.DOTALL)
     svg = _STYLE.sub("", svg, count=1)

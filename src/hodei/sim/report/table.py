@@ -1,4 +1,4 @@
-"""The table of a report: as text for a terminal, as CSV, as JSON."""
+"""The numbers of a report as a table (text, CSV, JSON), and a result as NumPy arrays for the pictures."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from numpy.typing import NDArray
 from hodei.model.resources import Resources
 from hodei.sim.metrics import Outcome, Result, Sample, main_resource, summary, user_of
 
-# --------------------------------------------------------------------------------------------- numbers
-# The numbers of a report: which there are, how each is written, and which value of a column is the best.
-
-
 Kind = Literal["count", "number", "percent", "duration"]
 
 
 class Column(Struct, frozen=True):
-    """`better` is -1 where the smallest value is the best, 1 where the largest is, 0 where no value is better."""
+    """`better`: -1 if lower is better, 1 if higher is better, 0 if neither."""
 
     key: str
     title: str
@@ -41,10 +37,16 @@ COLUMNS = (
     Column("p95_wait_s", "p95 wait", "duration", -1, "19 of 20 jobs waited no longer than this"),
     Column("max_wait_s", "longest wait", "duration", -1, "the longest wait of all"),
     Column("starved", "starved", "count", -1, "jobs that waited more than seven days"),
-    Column("utilisation", "utilisation", "percent", 1, "used part of the cluster from first submission to last end"),
+    Column(
+        "utilisation",
+        "utilisation",
+        "percent",
+        1,
+        "used share of the cluster from the first submission to the last end",
+    ),
     Column("jain", "slowdown fairness", "number", 1, "Jain's index of the users' mean slowdowns: 1 if all are equal"),
-    Column("preemptions", "preemptions", "count", -1, "runs stopped in favour of others"),
-    Column("start_reservations_broken", "promises broken", "count", -1, "starts later than had been promised"),
+    Column("preemptions", "preemptions", "count", -1, "runs stopped for other jobs"),
+    Column("start_reservations_broken", "reservations broken", "count", -1, "starts later than reserved"),
     Column("seconds", "simulator time", "duration", 0, "how long the simulation took"),
 )
 
@@ -53,12 +55,12 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def rows_of(results: Sequence[Result]) -> list[Row]:
-    """One row per result, in the order given: `label`, `policy`, `workload`, then every number known of it."""
+    """One row per result: `label`, `policy`, `workload`, then all its numbers."""
     return [{"label": label, **numbers_of(result)} for label, result in zip(labels_of(results), results, strict=True)]
 
 
 def labels_of(results: Sequence[Result]) -> list[str]:
-    """The policy's name; with the workload's if there are several, with a number if that is still not unique."""
+    """The policy, with the workload if there are several, and with a number if that is not unique."""
     several = len({result.workload for result in results}) > 1
     names = [f"{r.policy} · {r.workload}" if several else r.policy for r in results]
     seen: dict[str, int] = {}
@@ -70,7 +72,7 @@ def labels_of(results: Sequence[Result]) -> list[str]:
 
 
 def numbers_of(result: Result) -> Row:
-    """What `metrics.summary` says of it, with None in the place of a mean over no jobs: it must not win a column."""
+    """`metrics.summary`, with None for means over no jobs, which must not count as the best."""
     numbers: Row = dict(summary(result))
     started = sum(job.started_ms >= 0 for job in result.outcomes)
     numbers["never_started"] = max(result.unplaced, len(result.outcomes) - started)
@@ -82,18 +84,18 @@ def numbers_of(result: Result) -> Row:
 
 
 def best_of(column: Column, rows: Sequence[Row]) -> set[int]:
-    """The rows that hold the best value as it is written; none where all are alike or no value is better."""
+    """The rows with the best value as displayed; none if all are equal or no value is better."""
     values = {i: row[column.key] for i, row in enumerate(rows) if is_number(row.get(column.key))}
     if not column.better or not values:
         return set()
     size = unit_of(column, rows)[1]
-    written = {i: write_number(value, column, size) for i, value in values.items()}
+    written = {i: format_number(value, column, size) for i, value in values.items()}
     best = max(values, key=lambda i: values[i] * column.better)
     return {i for i in written if written[i] == written[best]} if len(set(written.values())) > 1 else set()
 
 
 def unit_of(column: Column, rows: Sequence[Row]) -> tuple[str, float]:
-    """One unit for a whole column, so that its values can be compared at a glance: (name, seconds in it)."""
+    """One unit for the whole column, so that its values can be compared: (name, size in seconds)."""
     if column.kind == "percent":
         return "%", 0.01
     if column.kind != "duration":
@@ -102,8 +104,8 @@ def unit_of(column: Column, rows: Sequence[Row]) -> tuple[str, float]:
     return next(((unit, float(size)) for unit, size in _UNITS if most >= 2 * size), ("s", 1.0))
 
 
-def write_number(value: Any, column: Column, size: float = 1.0) -> str:
-    """`value` in units of `size`: whole for counts, three or more significant digits otherwise; a dash for none."""
+def format_number(value: Any, column: Column, size: float = 1.0) -> str:
+    """`value` in units of `size`: an integer for counts, else at least three significant digits; a dash for none."""
     if not is_number(value):
         return "–"
     if column.kind == "count":
@@ -118,7 +120,7 @@ def is_number(value: Any) -> bool:
 
 # ----------------------------------------------------------------------------------------------------
 
-_BOLD, _PLAIN = "\x1b[1;32m", "\x1b[0m"
+_GREEN, _RESET = "\x1b[1;32m", "\x1b[0m"
 
 
 def draw_table(results: Sequence[Result], *, colour: bool = False) -> str:
@@ -129,41 +131,40 @@ def draw_table(results: Sequence[Result], *, colour: bool = False) -> str:
     columns = shown_columns(rows)
     best = {column.key: best_of(column, rows) for column in columns}
     units = {column.key: unit_of(column, rows) for column in columns}
-    words = [["policy"], *([*c.title.split(" "), *([units[c.key][0]] if units[c.key][0] else [])] for c in columns)]
-    deep = max(len(head) for head in words)
-    heads = [[""] * (deep - len(head)) + head for head in words]  # one word below the other keeps the columns narrow
+    # Titles have one word per line, which keeps the columns narrow.
+    titles = [["policy"], *([*c.title.split(" "), *([units[c.key][0]] if units[c.key][0] else [])] for c in columns)]
+    height = max(len(title) for title in titles)
+    heads = [[""] * (height - len(title)) + title for title in titles]
     cells = [
-        [plain(row["label"]), *(write_number(row.get(c.key), c, units[c.key][1]) for c in columns)] for row in rows
+        [printable(row["label"]), *(format_number(row.get(c.key), c, units[c.key][1]) for c in columns)] for row in rows
     ]
     widths = [max(len(text) for text in [*head, *column]) for head, *column in zip(heads, *cells, strict=True)]
     lines = []
-    for level in range(deep):
+    for level in range(height):
         first, *others = (head[level] for head in heads)
-        lines.append(
-            _joined([first.ljust(widths[0]), *(w.rjust(n) + " " for w, n in zip(others, widths[1:], strict=True))])
-        )
-    lines.append("  ".join("-" * (w + (i > 0)) for i, w in enumerate(widths)))
-    for n, line in enumerate(cells):
+        aligned = (word.rjust(width) + " " for word, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *aligned)).rstrip())
+    lines.append("  ".join("-" * (width + (i > 0)) for i, width in enumerate(widths)))
+    for number, line in enumerate(cells):
         out = [line[0].ljust(widths[0])]
         for column, text, width in zip(columns, line[1:], widths[1:], strict=True):
-            won = n in best[column.key]
-            cell = text.rjust(width) + ("*" if won else " ")
-            out.append(f"{_BOLD}{cell}{_PLAIN}" if won and colour else cell)
-        lines.append(_joined(out))
+            is_best = number in best[column.key]
+            cell = text.rjust(width) + ("*" if is_best else " ")
+            out.append(f"{_GREEN}{cell}{_RESET}" if is_best and colour else cell)
+        lines.append("  ".join(out).rstrip())
     if any(best.values()):
         lines.append("* best of its column")
     return "\n".join(lines) + "\n"
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns that say something: one that is zero or unknown in every row is left out, but for the broken promises,
-    where zero is the news."""
+    """Without columns that are zero or unknown in every row, except for broken reservations, where zero is a result."""
     kept = ("jobs", "start_reservations_broken")
     return [c for c in COLUMNS if c.key in kept or any(row.get(c.key) for row in rows)]
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Every number unrounded, in seconds and shares; one line per result. Numbers within numbers are `outer.inner`."""
+    """All numbers unrounded, in seconds and shares, one line per result. Nested numbers are named `outer.inner`."""
     rows = [_flat(row) for row in rows]
     keys = list(dict.fromkeys(key for row in rows for key in row)) or ["label", "policy", "workload"]
     out = io.StringIO()
@@ -180,31 +181,25 @@ def to_json(rows: Sequence[Row]) -> str:
 def _flat(row: Row) -> Row:
     out: Row = {}
     for key, value in row.items():
-        out |= {f"{key}.{inner}": of for inner, of in value.items()} if isinstance(value, dict) else {key: value}
+        out |= {f"{key}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {key: value}
     return out
 
 
-def plain(text: str) -> str:
-    """`text` without what would move a cursor or break a document."""
+def printable(text: str) -> str:
+    """Replaces characters that would move a cursor or break a document."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-def _joined(cells: Sequence[str]) -> str:
-    return "  ".join(cells).rstrip()
-
-
-# --------------------------------------------------------------------------------------------- columns
-# One result as NumPy columns, and the sums over time that the pictures are drawn from.
-
+# ---------------------------------------------------------------------------------------------- arrays
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Columns(Struct):
-    """`label` is unique in its report. A job that never started has `placed` False; one that was still running when the
-    simulation stopped ends at `span_ms`. `share` is a job's dominant share: the largest part that it takes of any one
-    resource of the whole cluster."""
+class ResultArrays(Struct):
+    """A result as one array element per job. `label` is unique in the report. Times are relative to `origin_ms`. `placed` is
+    False for jobs that never started; jobs still running at the end of the simulation end at `span_ms`. `share` is the
+    dominant share of a job: its largest share of any resource of the cluster."""
 
     label: str
     result: Result
@@ -222,11 +217,11 @@ class Columns(Struct):
 
     @property
     def work(self) -> Floats:
-        """Dominant share times run time: what a job took of the cluster, in cluster-milliseconds."""
+        """Dominant share times run time, in cluster-milliseconds."""
         return np.where(self.placed, self.share * (self.ended - self.started), 0.0)
 
 
-def columns_of(result: Result, label: str = "") -> Columns:
+def arrays_of(result: Result, label: str = "") -> ResultArrays:
     outcomes, samples = result.outcomes, result.samples
     submitted = _ints([job.submitted_ms for job in outcomes])
     started = _ints([job.started_ms for job in outcomes])
@@ -240,7 +235,7 @@ def columns_of(result: Result, label: str = "") -> Columns:
     names = [user_of(job) for job in outcomes]
     users = sorted(set(names))
     index = {name: i for i, name in enumerate(users)}
-    return Columns(
+    return ResultArrays(
         label=label or result.policy,
         result=result,
         resource=main_resource(result),
@@ -261,33 +256,30 @@ def _dominant_shares(outcomes: Sequence[Outcome], capacity: Resources) -> Floats
     share = np.zeros(len(outcomes))
     for name in sorted(capacity):
         if capacity[name] > 0:
-            asked = np.array([job.request.get(name, 0) for job in outcomes], dtype=np.float64)
-            np.maximum(share, asked / capacity[name], out=share)
+            requested = np.array([job.request.get(name, 0) for job in outcomes], dtype=np.float64)
+            np.maximum(share, requested / capacity[name], out=share)
     return share
 
 
-def used_share(columns: Columns, resource: str) -> Floats:
-    """The used part of a resource at each sample."""
-    whole = columns.result.capacity.get(resource, 0)
-    used = np.array([sample.used.get(resource, 0) for sample in columns.result.samples], dtype=np.float64)
-    return used / whole if whole > 0 else used * 0
+def used_share(arrays: ResultArrays, resource: str) -> Floats:
+    """The used share of a resource at each sample."""
+    capacity = arrays.result.capacity.get(resource, 0)
+    used = np.array([sample.used.get(resource, 0) for sample in arrays.result.samples], dtype=np.float64)
+    return used / capacity if capacity > 0 else used * 0
 
 
-def of_samples(columns: Columns, field: str) -> Floats:
-    return np.array([getattr(sample, field) for sample in columns.result.samples], dtype=np.float64)
+def sample_values(arrays: ResultArrays, field: str) -> Floats:
+    return np.array([getattr(sample, field) for sample in arrays.result.samples], dtype=np.float64)
 
 
-def sample_times(columns: Columns) -> Ints:
-    samples: Sequence[Sample] = columns.result.samples
-    return _ints([sample.at_ms for sample in samples]) - columns.origin_ms
+def sample_times(arrays: ResultArrays) -> Ints:
+    samples: Sequence[Sample] = arrays.result.samples
+    return _ints([sample.at_ms for sample in samples]) - arrays.origin_ms
 
 
 def step_means(at: Ints, values: Floats, span_ms: int, most: int) -> tuple[Floats, Floats]:
-    """A step function in at most `most` points: (times, values), each value holding until the next time.
-
-    Few samples are returned as they are; many are averaged over equal slices of time, which keeps the area under the
-    curve exact.
-    """
+    """A step function in at most `most` points: (times, values), each value valid until the next time. Many samples are
+    averaged over equal slices of time, which keeps the area under the curve exact."""
     if len(at) == 0:
         return np.zeros(0), np.zeros(0)
     if len(at) < most or span_ms <= 0:
@@ -302,7 +294,7 @@ def step_means(at: Ints, values: Floats, span_ms: int, most: int) -> tuple[Float
 
 
 def time_in_slices(row: Ints, rows: int, start: Ints, end: Ints, weight: Floats, span_ms: int, slices: int) -> Floats:
-    """`weight` times the part of each of `slices` equal slices of time that [start, end) covers, summed by `row`."""
+    """For each of `slices` equal slices of time: `weight` times the share of it that [start, end) covers, summed by `row`."""
     size = max(span_ms, 1) / slices
     first, last = np.minimum(start / size, slices), np.minimum(end / size, slices)
     i, k = first.astype(np.int64), last.astype(np.int64)
@@ -312,12 +304,12 @@ def time_in_slices(row: Ints, rows: int, start: Ints, end: Ints, weight: Floats,
 
     def summed(at: Ints, amount: Floats) -> Floats:
         added = np.bincount(flat + at, weights=amount, minlength=rows * wide)
-        return added.astype(np.float64).reshape(rows, wide)  # without any interval they come as whole numbers
+        return added.astype(np.float64).reshape(rows, wide)  # bincount returns integers if there is no interval
 
-    partly = summed(i, weight * np.where(same, last - first, i + 1 - first))
-    partly += summed(k, weight * np.where(same, 0.0, last - k))
-    whole = summed(i + 1, np.where(same, 0.0, weight)) - summed(k, np.where(same, 0.0, weight))
-    return (partly + np.cumsum(whole, axis=1))[:, :slices]
+    partial = summed(i, weight * np.where(same, last - first, i + 1 - first))
+    partial += summed(k, weight * np.where(same, 0.0, last - k))
+    full = summed(i + 1, np.where(same, 0.0, weight)) - summed(k, np.where(same, 0.0, weight))
+    return (partial + np.cumsum(full, axis=1))[:, :slices]
 
 
 def cumulative(values: Floats, least: float, most: int) -> tuple[Floats, Floats]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hodei.sim.report import pictures
-from hodei.sim.report.style import house_style, to_bytes
-from hodei.sim.report.table import Columns, columns_of
+from hodei.sim.report.style import report_style, to_bytes
+from hodei.sim.report.table import ResultArrays, arrays_of
 from unit.sim.report.fake_results import a_result
 
 pytest.importorskip("matplotlib")
@@ -16,10 +16,12 @@ OVER_TIME = [pictures.load_over_time, pictures.wait_cdf, pictures.fairness, pict
 
 
 @pytest.mark.parametrize("draw", OVER_TIME, ids=lambda draw: draw.__name__)
-def test_many_policies_with_long_names_leave_the_picture_its_room(draw: Callable[[Sequence[Columns]], Any]) -> None:
+def test_many_policies_with_long_names_leave_the_picture_its_room(
+    draw: Callable[[Sequence[ResultArrays]], Any],
+) -> None:
     result = a_result("easy", 40, nodes=4)
-    many = [columns_of(result, f"a policy with a rather long name {n}") for n in range(14)]
-    with house_style():
+    many = [arrays_of(result, f"a policy with a rather long name {n}") for n in range(14)]
+    with report_style():
         picture = draw(many)
         to_bytes(picture.figure, "svg")
     places = [axes.get_position() for axes in picture.figure.axes]
@@ -28,5 +30,5 @@ def test_many_policies_with_long_names_leave_the_picture_its_room(draw: Callable
 
 
 def test_a_line_that_would_be_zero_throughout_is_no_picture() -> None:
-    with house_style():
-        assert pictures.preemptions_over_time([columns_of(a_result("fcfs", 20))]) is None
+    with report_style():
+        assert pictures.preemptions_over_time([arrays_of(a_result("fcfs", 20))]) is None
