@@ -180,7 +180,11 @@ def _gang(id: int, shapes: int, make: Callable[[int], dict[str, Any]], priority:
     fields = make(id)
     request = {CPU: fields.pop("cpu", 100), MEMORY: (500 << 20) + (id % shapes) * 4096, "pods": 1}
     job = JobSpec(
-        f"job-{id}", (TaskSpec(request=request, **fields),), "a", labels={"color": "green"}, priority=priority
+        name=f"job-{id}",
+        tasks=(TaskSpec(request=request, **fields),),
+        project="a",
+        labels={"color": "green"},
+        priority=priority,
     )
     return gang_of(id, job, id)
 

@@ -90,7 +90,7 @@ def fill(
     churning = kind.churn
     while refused < refusals:
         number += 1
-        gang = gang_of(number, JobSpec("job", (TaskSpec(request=kind.request(draw)),), "a"), number)
+        gang = gang_of(number, JobSpec(name="job", tasks=(TaskSpec(request=kind.request(draw)),), project="a"), number)
         profile.admit(gang)
         placed = engine.try_gang(gang, view)
         if not isinstance(placed, Refusal):

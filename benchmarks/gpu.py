@@ -101,7 +101,7 @@ def run(nodes: Sequence[Node], pods: Sequence[Pod], policy: str, seed: int, rati
     near_end: list[int] = []
     began = time.process_time()
     for number, pod in enumerate(arriving):
-        job = JobSpec("pod", (pod.task,), "openb", profile=profile.name)
+        job = JobSpec(name="pod", tasks=(pod.task,), project="openb", profile=profile.name)
         gang = gang_of(number + 1, job, number)
         profile.admit(gang)
         arrived += pod.gpu

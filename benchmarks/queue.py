@@ -53,7 +53,9 @@ class _Pool:
         self._last += 1
         cpus, hours = self._draw.choice((1, 1, 2, 4, 8, 16, 32)), self._draw.choice((0.1, 0.5, 1, 2, 6, 12))
         task = TaskSpec(request={CPU: cpus * 1000})
-        spec = JobSpec(f"job-{self._last}", (task,), user=f"u{self._last % 50}", estimate_ms=int(hours * _HOUR_MS))
+        spec = JobSpec(
+            name=f"job-{self._last}", tasks=(task,), user=f"u{self._last % 50}", estimate_ms=int(hours * _HOUR_MS)
+        )
         return Job(self._last, spec, "pending", self._now_ms, self._now_ms, queued_ms=self._now_ms)
 
     def _step(self, facts: list[Fact]) -> None:

@@ -111,7 +111,9 @@ class _Line:
 
 def _spec(i: int, projects: int) -> JobSpec:
     request = {CPU: 1000 * (1 + i % _SIZES), MEMORY: 1 << 30}
-    return JobSpec("job", (TaskSpec(request=request),), f"project-{i % projects}", user=f"user-{i % _USERS}")
+    return JobSpec(
+        name="job", tasks=(TaskSpec(request=request),), project=f"project-{i % projects}", user=f"user-{i % _USERS}"
+    )
 
 
 def _node(i: int) -> Node:

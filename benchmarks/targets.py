@@ -276,7 +276,7 @@ def _node(number: int) -> Node:
 
 
 def _job(id: int, *, cpu: int, memory: int, priority: int = 500, at_ms: int = _NOW_MS) -> Job:
-    spec = JobSpec(f"job-{id}", (TaskSpec(request={CPU: cpu, MEMORY: memory}),), priority=priority)
+    spec = JobSpec(name=f"job-{id}", tasks=(TaskSpec(request={CPU: cpu, MEMORY: memory}),), priority=priority)
     return Job(id, spec, "pending", at_ms, at_ms, queued_ms=at_ms)
 
 

@@ -273,29 +273,37 @@ def _job(
         problems.append(
             (at.rstrip("."), f"the job's commands and variables are larger than {MAX_JOB_TEXT // 1024} KiB together")
         )
+    gang_rules, distribution, checkpoint = gang.job_rules(keys, tasks, at, problems)
     return JobSpec(
-        try_parse(problems, f"{metadata_at}name", job_name, name, name),
-        tasks,
-        try_parse(problems, f"{metadata_at}project", plain_name, metadata.project, "")
+        name=try_parse(problems, f"{metadata_at}name", job_name, name, name),
+        tasks=tasks,
+        project=try_parse(problems, f"{metadata_at}project", plain_name, metadata.project, "")
         if metadata.project is not None
         else "default",
-        "",
-        _labels(metadata.labels, f"{metadata_at}labels", problems) if metadata.labels else {},
-        _annotations(metadata.annotations, f"{metadata_at}annotations", problems) if metadata.annotations else {},
-        500 if keys.priority is None else try_parse(problems, f"{at}priority", priority, keys.priority, 0),
-        "default" if keys.profile is None else try_parse(problems, f"{at}profile", parse_word, keys.profile, ""),
-        _ANY if keys.backend is None else try_parse(problems, f"{at}backend", placement.backend, keys.backend, _ANY),
-        _NOWHERE if keys.near is None else try_parse(problems, f"{at}near", placement.near, keys.near, _NOWHERE),
-        workload,
-        estimate or 0,
-        timeout or 0,
-        duration(keys.scheduling_timeout, f"{at}scheduling_timeout", problems) or 0,
-        0 if keys.deadline is None else _deadline(keys.deadline, now_ms, f"{at}deadline", problems),
-        10_000 if grace is None else grace,
-        retries or 0,
-        restart or "on_failure",
-        _inputs(keys.inputs, f"{at}inputs", problems) if keys.inputs else (),
-        *gang.job_rules(keys, tasks, at, problems),
+        labels=_labels(metadata.labels, f"{metadata_at}labels", problems) if metadata.labels else {},
+        annotations=_annotations(metadata.annotations, f"{metadata_at}annotations", problems)
+        if metadata.annotations
+        else {},
+        priority=500 if keys.priority is None else try_parse(problems, f"{at}priority", priority, keys.priority, 0),
+        profile="default"
+        if keys.profile is None
+        else try_parse(problems, f"{at}profile", parse_word, keys.profile, ""),
+        backend=_ANY
+        if keys.backend is None
+        else try_parse(problems, f"{at}backend", placement.backend, keys.backend, _ANY),
+        near=_NOWHERE if keys.near is None else try_parse(problems, f"{at}near", placement.near, keys.near, _NOWHERE),
+        workload=workload,
+        estimate_ms=estimate or 0,
+        timeout_ms=timeout or 0,
+        scheduling_timeout_ms=duration(keys.scheduling_timeout, f"{at}scheduling_timeout", problems) or 0,
+        deadline_ms=0 if keys.deadline is None else _deadline(keys.deadline, now_ms, f"{at}deadline", problems),
+        grace_ms=10_000 if grace is None else grace,
+        retries=retries or 0,
+        restart=restart or "on_failure",
+        inputs=_inputs(keys.inputs, f"{at}inputs", problems) if keys.inputs else (),
+        gang=gang_rules,
+        distribution=distribution,
+        checkpoint=checkpoint,
         max_queue_time_ms=duration(keys.max_queue_time, f"{at}max_queue_time", problems) or 0,
         health=health.NO_CHECK if keys.health is None else health.health(keys.health, f"{at}health", problems),
         retry_on=() if keys.retry_on is None else health.retry_on(keys.retry_on, f"{at}retry_on", problems),

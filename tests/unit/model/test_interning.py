@@ -70,7 +70,7 @@ def test_gangs_of_one_spec_share_what_is_the_same_for_all_of_them():
     one, other = gang_of(1, spec, 5), gang_of(2, spec, 6)
     for gang in (one, other):
         profile.admit(gang)
-    for field in ("job", "members", "needed", "extra", "shapes", "group", "alike", "layout_plugins", "tenant"):
+    for field in ("job", "members", "needed", "extra", "shapes", "group", "shape_key", "layout_plugins", "tenant"):
         assert getattr(one, field) is getattr(other, field), field
     assert one.order != other.order
 
@@ -80,7 +80,7 @@ def test_gangs_that_differ_in_name_alone_share_what_tells_them_apart_from_others
     one, other = (gang_of(id, pool.spec(_a_spec(f"job-{id}")), 5) for id in (1, 2))
     for gang in (one, other):
         profile.admit(gang)
-    for field in ("shapes", "group", "alike", "layout_plugins"):
+    for field in ("shapes", "group", "shape_key", "layout_plugins"):
         assert getattr(one, field) is getattr(other, field), field
     assert one.members[0].job is one.job
     assert other.members[0].job is other.job

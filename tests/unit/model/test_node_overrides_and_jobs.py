@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -118,3 +120,12 @@ def test_an_ended_run_is_ended_and_an_ended_job_can_only_be_queued_again():
 )  # fmt: skip
 def test_a_near_word_is_offered(word, said):
     assert did_you_mean(word, ["memory", "cpu"]) == said
+
+
+def test_job_specs_are_built_by_keyword():
+    # The struct is not `kw_only`: that would make snapshots of controllers slower.
+    root = Path(__file__).parents[3]
+    for file in (*root.glob("src/**/*.py"), *root.glob("benchmarks/**/*.py"), *root.glob("tools/**/*.py")):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "JobSpec":
+                assert not call.args, f"{file}:{call.lineno}"

@@ -46,9 +46,9 @@ def test_the_class_of_a_job_file(document, expected):
 
 def test_a_job_is_as_good_as_its_weakest_task():
     good, middling, poor = TaskSpec("a", limits=FULL), TaskSpec("b", request=FULL), TaskSpec("c")
-    assert job_qos(JobSpec("j", (good, good))) == "guaranteed"
-    assert job_qos(JobSpec("j", (good, middling))) == "burstable"
-    assert job_qos(JobSpec("j", (middling, poor, good))) == "best-effort"
+    assert job_qos(JobSpec(name="j", tasks=(good, good))) == "guaranteed"
+    assert job_qos(JobSpec(name="j", tasks=(good, middling))) == "burstable"
+    assert job_qos(JobSpec(name="j", tasks=(middling, poor, good))) == "best-effort"
 
 
 @pytest.mark.parametrize(

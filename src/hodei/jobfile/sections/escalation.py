@@ -35,7 +35,7 @@ EscalationKey = Annotated[
 ]
 
 
-NO_ESCALATION = JobSpec("", ()).escalation  # the same object, so that an identity check is enough
+NO_ESCALATION = JobSpec(name="", tasks=()).escalation  # the same object, so that an identity check is enough
 
 
 def escalation(form: EscalationForm, at: str, problems: Problems) -> Escalation:

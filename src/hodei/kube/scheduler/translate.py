@@ -114,9 +114,9 @@ def pod(given: objects.Pod, context: PodContext = NO_CONTEXT, *, profile: str = 
     )
     parts.check()
     job = JobSpec(
-        meta.name or "pod",
-        (task,),
-        meta.namespace,
+        name=meta.name or "pod",
+        tasks=(task,),
+        project=meta.namespace,
         labels=meta.labels,
         annotations=meta.annotations,
         priority=parts.of(
@@ -170,7 +170,7 @@ def unreadable(given: objects.Pod, why: str, *, profile: str = "default") -> Pod
     """An unreadable pod: it takes one pod slot if it has a node, and is refused if it does not."""
     meta = given.metadata
     task = TaskSpec(name=meta.name or "pod", request={PODS: 1})
-    job = JobSpec(meta.name or "pod", (task,), meta.namespace, profile=profile)
+    job = JobSpec(name=meta.name or "pod", tasks=(task,), project=meta.namespace, profile=profile)
     gates = tuple(gate.name for gate in given.spec.scheduling_gates)
     return PodInfo(job, (Reason("translate", "INVALID_POD", why),), gates, terminating=given.terminating)
 

@@ -24,7 +24,9 @@ class Line:
     def come(
         self, id: int, *, at_ms: int | None = None, estimate_ms: int = 60_000, group: str = "", **request: int
     ) -> None:
-        spec = JobSpec(f"job-{id}", (TaskSpec(request=request or {CPU: 1000}),), user="ann", estimate_ms=estimate_ms)
+        spec = JobSpec(
+            name=f"job-{id}", tasks=(TaskSpec(request=request or {CPU: 1000}),), user="ann", estimate_ms=estimate_ms
+        )
         gang = gang_of(id, spec, id * 1000 if at_ms is None else at_ms)
         gang.group = (group, tuple(request.items()))
         self.gangs[id] = gang

@@ -174,5 +174,5 @@ def test_a_document_means_the_same_rules_again(near, away, spread, held):
     task = TaskSpec(
         command=("/bin/true",), request=request, job_affinity=near, job_anti_affinity=away, spread=spread, ports=held
     )
-    spec = JobSpec("job", (task,), labels={"app": "web"})
+    spec = JobSpec(name="job", tasks=(task,), labels={"app": "web"})
     assert parse_job(job_document(spec), now_ms=0) == spec
