@@ -6,6 +6,7 @@ differ each time, and a failure prints how to repeat it.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -27,6 +28,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # A daemon belongs to one worker: the tests that need it are one group of pytest-xdist (--dist loadgroup). What needs two
 # daemons goes with the first of them in this order.
 DAEMONS = {"slurm": ("slurm", "own_slurm"), "docker": ("dockerd",), "kubernetes": ("plane",)}
+LEAVES_GARBAGE = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,15 +38,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folders = item.path.parts
         if "property" in folders:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("real"):
-            # Unclosed sockets and processes of a server test are shown, and fail only in tests without processes.
-            item.add_marker(pytest.mark.filterwarnings("default::ResourceWarning"))
-            item.add_marker(pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"))
         needed = [name for name in DAEMONS if _needs(item, name)]
         for name in needed:
             item.add_marker(getattr(pytest.mark, name))
         if needed:
             item.add_marker(pytest.mark.xdist_group(needed[0]))
+        if {"slurm", "kubernetes"}.intersection(needed):
+            # Helpers of these tests (clients, a fake kubelet) leave sockets and pipes to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("default::ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"))
+            item.stash[LEAVES_GARBAGE] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Collect what such a test leaves now: later it would fail a test that has nothing to do with it."""
+    if LEAVES_GARBAGE in item.stash:
+        gc.collect()
 
 
 def _needs(item: pytest.Item, daemon: str) -> bool:

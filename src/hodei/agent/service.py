@@ -17,12 +17,10 @@ from typing import Any
 
 from hodei.agent import logs, proc
 from hodei.agent.exec import Busy
-from hodei.agent.limits import enforcement
 from hodei.agent.logs import RetentionClock
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs
 
-PROTOCOL = 2
 LINE_LIMIT = 16 << 20
 BACKLOG_LIMIT = 64 << 20
 KNOWN_PAGE = 5000
@@ -63,10 +61,9 @@ class Service:
             "forget": self._forget,
             "logs": self._logs,
             "log_times": self._log_times,
-            "facts": self._facts,
+            "facts": lambda connection, request: {"pid": os.getpid(), "problem": runs.journal_problem},
             "ping": lambda connection, request: {},
             "execute": self._execute,
-            "shutdown": self._shutdown,
         }
 
     def publish(self, installation: str, observations: list[Observation]) -> None:
@@ -105,7 +102,7 @@ class Service:
         connection.installation = installation
         if former is not None and former is not connection:
             former.close()
-        return {"protocol": PROTOCOL, "pid": os.getpid()}
+        return {"pid": os.getpid()}
 
     def _start(self, connection: Connection, request: Request) -> Any:
         return {"refused": self.runs.start(connection.installation, request["runs"])}
@@ -165,18 +162,6 @@ class Service:
         except Busy as error:
             raise Refused("BUSY", str(error)) from None
         return DEFERRED
-
-    def _facts(self, connection: Connection, request: Request) -> Any:
-        return {
-            "enforcement": enforcement(),
-            "pid": os.getpid(),
-            "protocol": PROTOCOL,
-            "problem": self.runs.journal_problem,
-        }
-
-    def _shutdown(self, connection: Connection, request: Request) -> Any:
-        self.done.set()
-        return {}
 
     # ---------------------------------------------------------------------------------------------- time
 

@@ -14,7 +14,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from msgspec import Struct, structs
 
@@ -159,32 +159,10 @@ class UnusableBackend(BaseBackend):
         super().__init__(name)
         self.kind, self._reason = kind, reason
 
-    async def open(self) -> None:
-        self._refuse()
-
-    async def nodes(self) -> list[Node]:
-        self._refuse()
-
-    async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
-        self._refuse()
-
-    async def stop(self, orders: Sequence[Stop]) -> None:
-        self._refuse()
-
-    async def observe(self) -> list[RunObserved]:
-        self._refuse()
-
-    async def known(self) -> dict[RunId, RunObserved]:
-        self._refuse()
-
-    async def forget(self, orders: Sequence[Forget]) -> None:
-        self._refuse()
-
-    async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    async def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise BackendError(self._reason, code=NOT_REACHED)
+
+    open = nodes = start = stop = observe = known = forget = logs = _refuse
 
 
 class LogArchive:

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from hodei.agent.limits import enforcement
 from hodei.backends import machine
 from hodei.backends.agent_link import AgentSupervisor, Link, Observation, list_runs
 from hodei.backends.base import (
@@ -39,8 +38,6 @@ from hodei.model.job import Checkpoint, HealthCheck, Interactive, cpu_shares, oo
 from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.resources import CPU, MEMORY, Resources
 from hodei.ports import Stream
-
-__all__ = ["LocalBackend", "VirtualNode", "enforcement"]
 
 ORDERS_PER_MESSAGE = 500
 # Shorter than the timeout of clients, so that they get a reason.
