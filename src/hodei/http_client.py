@@ -1,8 +1,8 @@
-"""The async HTTP/1.1 client of Kubernetes, Docker and slurmrestd: one server, keep-alive connections over TCP, TLS or a unix
-socket, answers as a unit or as a stream.
+"""The async HTTP/1.1 client for Kubernetes, Docker and slurmrestd: one server, keep-alive connections over TCP, TLS or a unix
+socket, complete or streamed answers.
 
-It is small because a pod scheduler posts a thousand bindings a second from one process, and a general client costs several
-times as much. One exchange at a time per connection; no redirects, cookies or compression.
+A pod scheduler posts a thousand bindings a second from one process; a general client costs several times as much. One exchange
+at a time per connection; no redirects, cookies or compression.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ async def tunnel(loop: asyncio.AbstractEventLoop, proxy_url: str, host: str, por
 
 
 CONNECT_S = 10.0
+# A connection that was idle for longer is not reused: servers close theirs after 60 to 90 s, and a request could get lost.
 IDLE_S = 50.0
-"""A connection that was idle for longer is not reused: servers close theirs after 60 to 90 s, and a request may get lost in that."""
 _HIGH_WATER = 8 << 20
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
@@ -116,11 +116,11 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reply = Reply(0, {})
         self._chunks: list[bytes] = []
-        self._held = 0
-        self._in_exchange = self._streaming = self._bodiless = self._paused = False
-        self._headed = self._complete = self._lasting = False
-        self._why = ""
-        self.heard = False
+        self._buffered = 0
+        self._in_exchange = self._streaming = self._is_head_request = self._paused = False
+        self._has_head = self._complete = self._keep_alive = False
+        self._failure = ""
+        self.received = False
         self.idle_since = 0.0
         self.used = False
 
@@ -128,16 +128,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return not self._why and self._transport is not None and not self._transport.is_closing()
+        return not self._failure and self._transport is not None and not self._transport.is_closing()
 
     def send(self, data: bytes, *, streaming: bool = False) -> None:
         """`data` is an encoded request. The answer to HEAD has a length and no body; its connection is not reused."""
         if not self.usable or self._transport is None:
-            raise Unreached(self._why or "the connection is closed")
+            raise Unreached(self._failure or "the connection is closed")
         self._reply = Reply(0, {})
-        self._chunks, self._held = [], 0
-        self._in_exchange, self._streaming, self._bodiless = True, streaming, data.startswith(b"HEAD ")
-        self.heard = self._headed = self._complete = self._lasting = False
+        self._chunks, self._buffered = [], 0
+        self._in_exchange, self._streaming, self._is_head_request = True, streaming, data.startswith(b"HEAD ")
+        self.received = self._has_head = self._complete = self._keep_alive = False
         self._transport.write(data)
 
     async def reply(self, timeout_s: float) -> Reply:
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
     async def head(self, timeout_s: float) -> Reply:
         """The status and the headers; `chunks` returns the body."""
         async with self._limit(timeout_s, f"no answer within {timeout_s:g} s"):
-            while not self._headed:
+            while not self._has_head:
                 await self._more()
         return self._reply
 
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
         """The body as it arrives. Raises Unreached after a silence of `quiet_s` (0: no limit)."""
         while True:
             if self._chunks:
-                ready, self._chunks, self._held = self._chunks, [], 0
+                ready, self._chunks, self._buffered = self._chunks, [], 0
                 self._resume()
                 yield ready
             elif self._complete:
@@ -173,21 +173,21 @@ class Connection(asyncio.Protocol):
             elif not quiet_s:
                 await self._more()
             else:
-                async with self._limit(quiet_s, f"nothing heard for {quiet_s:g} s"):
+                async with self._limit(quiet_s, f"no data for {quiet_s:g} s"):
                     await self._more()
 
     def abort(self, why: str = "closed") -> None:
-        self._why = self._why or why
+        self._failure = self._failure or why
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def reusable(self) -> bool:
-        return self._complete and self._lasting and self.usable
+        return self._complete and self._keep_alive and self.usable
 
     async def _more(self) -> None:
-        if self._why:
-            raise Unreached(self._why, sent=True)
+        if self._failure:
+            raise Unreached(self._failure, sent=True)
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -225,25 +225,27 @@ class Connection(asyncio.Protocol):
         if not self._in_exchange:
             self.abort("the server sent data without a request")  # the next request would take it for its answer
             return
-        self.heard = True
+        self.received = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.abort(f"the answer is not HTTP: {error}")
-        if self._complete or self._why or (self._streaming and self._headed):
+        if self._complete or self._failure or (self._streaming and self._has_head):
             self._in_exchange = not self._complete
             self._wake()
-        if self._streaming and self._held > _HIGH_WATER and not self._paused and self._transport is not None:
+        if self._streaming and self._buffered > _HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
         # An answer without a length lasts until the server closes.
-        if self._headed and not self._complete and not self._framed():
+        if self._has_head and not self._complete and not self._framed():
             self._complete = True
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._why = self._why or (f"the connection broke: {error}" if error else "the server closed the connection")
+        self._failure = self._failure or (
+            f"the connection broke: {error}" if error else "the server closed the connection"
+        )
         self._wake()
 
     def _framed(self) -> bool:
@@ -261,18 +263,18 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._reply.status = self._parser.get_status_code()
-        self._headed = self._reply.status >= 200
-        if self._headed and self._bodiless:
+        self._has_head = self._reply.status >= 200
+        if self._has_head and self._is_head_request:
             self._complete = True
 
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
-        self._held += len(body)
+        self._buffered += len(body)
 
     def on_message_complete(self) -> None:
-        if self._headed:
+        if self._has_head:
             self._complete = True
-            self._lasting = not self._bodiless and bool(
+            self._keep_alive = not self._is_head_request and bool(
                 self._parser.should_keep_alive()
             )  # the parser does not know earlier
         else:
@@ -310,7 +312,7 @@ class Pool:
                     connection.send(data)
                     reply = await connection.reply(timeout_s)
                 except Unreached as failure:
-                    silent = "no complete answer" not in failure.why and not connection.heard
+                    silent = "no complete answer" not in failure.why and not connection.received
                     if reused and silent and (method in _REPEATABLE or not failure.sent):
                         continue
                     raise
@@ -424,7 +426,7 @@ async def _connect(loop: asyncio.AbstractEventLoop, origin: Origin) -> Connectio
 
 
 def _enable_keepalive(sock: socket.socket | None) -> None:
-    """The kernel notices within a minute that the other machine is gone, even while a watch is silent."""
+    """The kernel detects within a minute that the other machine is down, even while a watch is silent."""
     if sock is None:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -10,7 +10,7 @@ Recovery uses three sources, so that a damaged journal loses no run: the journal
 processes. A process is a run of ours if it holds the run's status file open. The status file gives the exit code; without
 one the run is lost. Recovery starts nothing.
 
-A run that was claimed and never started is no loss: the claim is dropped, and the server, which has not heard of it, orders
+A run that was claimed and never started is no loss: the claim is dropped, and the server, which never saw it run, orders
 it again. It certainly never started if it was claimed in this boot of the host (so nothing written since is lost), no
 process holds its status file, and its wrapper has not written its first line, which it does before anything else. A child
 that an earlier agent was just spawning would still hold that agent's lock, which is ours now.

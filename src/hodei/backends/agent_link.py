@@ -172,7 +172,7 @@ class AgentSupervisor:
     """Keeps one host agent reachable: starts it when none runs, reconnects, and notices when it hangs.
 
     `on_observations` gets everything that the agent sends, and all its runs after each new connection; `on_outage` is called
-    when the agent is gone or hangs, before it is back. `superseded`: a newer server has taken over, and nothing more will
+    when the agent has exited or hangs, before it is back. `superseded`: a newer server has taken over, and nothing more will
     come. The agent exits after `linger_s` seconds without work, and keeps the output of forgotten runs for `keep_logs_s`.
     """
 
@@ -309,7 +309,7 @@ class AgentSupervisor:
         return BackendError(text, hint=f"see {self._home}/agent.log")
 
     async def responsive_link(self, *, wait_if_unresponsive: bool = True) -> Link:
-        """The link to an agent that answers. Waits for an agent that restarts, and for one that hangs unless told not to."""
+        """The link to an agent that answers. Waits for an agent that restarts, and for one that hangs unless `wait_if_unresponsive` is false."""
         if self._unresponsive and not wait_if_unresponsive:
             raise self._error(self._unresponsive)
         if not self._tasks:

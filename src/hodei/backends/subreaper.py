@@ -1,9 +1,9 @@
 """Runs one command for the server and kills everything that it started: when the command ends, after its timeout, or when the
-server is gone. Started by its path, as a process of its own; standard library only.
+server has died. Started by its path, as a process of its own; standard library only.
 
     subreaper.py SECONDS COMMAND...
 
-The server holds the other end of its stdin: end of file means that the server is gone or has given up. A parent death signal
+The server holds the other end of its stdin: end of file means that the server has died or given up. A parent death signal
 would not do, because it reaches only one process. Exits as a shell does: 127 if there is no such program, 126 if it cannot
 be run, 128 and the number of the signal that ended it.
 """

@@ -370,7 +370,7 @@ def test_an_apiserver_that_hangs_is_noticed_and_the_picture_is_right_when_it_goe
             pid = plane.pid("kube-apiserver")
             os.kill(pid, signal.SIGSTOP)
             try:
-                await until(lambda: "nothing heard for 1 s" in reflector.problem, "the silence is noticed")
+                await until(lambda: "no data for 1 s" in reflector.problem, "the silence is noticed")
             finally:
                 os.kill(pid, signal.SIGCONT)
             await asyncio.to_thread(cluster.make_pod, "one", scheduler="by-hand")

@@ -53,8 +53,8 @@ def split_time(frame: bytes) -> tuple[bytes, bytes]:
 def since_param(time: bytes) -> str:
     """A log timestamp in the form of the `since` parameter: seconds, a dot, nine digits."""
     text = time.decode()
-    whole, dot, fraction = text.removesuffix("Z").partition(".")
-    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    seconds_part, dot, fraction = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{seconds_part}+00:00").timestamp())
     return f"{seconds}.{(fraction if dot else '')[:9]:0<9}"
 
 

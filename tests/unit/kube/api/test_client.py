@@ -282,7 +282,7 @@ def test_a_silent_stream_is_given_up():
 
     async def story() -> None:
         async with server(silence) as scripted, connected(scripted) as api:
-            with pytest.raises(ApiError, match=r"nothing heard for 0\.05 s"):
+            with pytest.raises(ApiError, match=r"no data for 0\.05 s"):
                 await lines_of(api, idle_timeout_s=0.05)
 
     asyncio.run(story())
