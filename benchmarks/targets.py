@@ -131,7 +131,7 @@ def _p99(took: Sequence[float]) -> float:
 
 def pods(divide: int) -> Iterator[Figure]:
     from hodei.kube.api import objects
-    from hodei.kube.scheduler.build import Options, build_scheduler
+    from hodei.kube.scheduler.run import Options, build_scheduler
 
     nodes, many, alone = 5000 // divide, 10_000 // divide, 500 // divide
     house = build_scheduler(Options())

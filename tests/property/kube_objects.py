@@ -31,7 +31,7 @@ from hodei.kube.api.objects import (
     Volume,
     Workload,
 )
-from hodei.kube.scheduler import gangs, pod_reader, translate
+from hodei.kube.scheduler import gangs, translate
 
 # The path of each collection that is watched, and what its objects are decoded to. Pods are most of what there is.
 KINDS: dict[str, type[Any]] = {
@@ -82,7 +82,7 @@ QUANTITIES = (
 )  # fmt: skip
 _PLAIN_QUANTITIES = ("1", "100m", "64Mi", "2", "0")
 _PLAIN = ("a", "b", "c")
-RESOURCES = ("cpu", "memory", "pods", "ephemeral-storage", "storage", "nvidia.com/gpu", "hugepages-2Mi", "", "²", "cpu~unsaid", pod_reader.SLOT, "gpu", "attachable-volumes-x")  # fmt: skip
+RESOURCES = ("cpu", "memory", "pods", "ephemeral-storage", "storage", "nvidia.com/gpu", "hugepages-2Mi", "", "²", "cpu~unsaid", translate.SLOT, "gpu", "attachable-volumes-x")  # fmt: skip
 INTS = (0, 1, 2, 3, 30, 100, -1, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63), 10**25)
 TEXTS = (
     "a", "b", "c", "ns", "n-0", "n-1", "x" * 300, "", " ", "²", "\u0000", "\ud83d\ude00", "a/b/c", "../..", "%s {0}", "In",

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hodei.kube.scheduler.build import Options, build_scheduler, make_loop
 from hodei.kube.scheduler.informers import Informers
-from hodei.kube.scheduler.run import background_tasks_for
+from hodei.kube.scheduler.run import Options, background_tasks_for, build_scheduler, make_loop
 from hodei.model.config import SchedulingConfig
 from property.kube_objects import KINDS, PRIORITY, watched
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hodei.control.controller import Step
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.build import Options, PodSchedulerParts, build_scheduler
+from hodei.kube.scheduler.run import Options, PodSchedulerParts, build_scheduler
 from hodei.model.effects import Start
 from unit.kube.pod_factory import a_node, a_pod
 

@@ -32,7 +32,7 @@ from hodei.kube.api.quantities import DEFAULT_OPTIONS, RequestOptions
 from hodei.kube.scheduler.disruption_budgets import Budgets
 from hodei.kube.scheduler.gangs import Groups, WorkloadKey, Workloads, size_fields
 from hodei.kube.scheduler.selectors import SYSTEM_SPREAD, SelectorSources, SpreadDefaults
-from hodei.kube.scheduler.translate import PodContext
+from hodei.kube.scheduler.translate import PodContext, describe_error
 from hodei.kube.scheduler.volumes import Storage, check_readable
 
 _log = logging.getLogger(__name__)
@@ -96,12 +96,6 @@ class Refusals:
     def now(self) -> Counter[str]:
         """How many objects of each resource cannot be used now."""
         return Counter(resource for resource, _, _ in self._known)
-
-
-def describe_error(error: BaseException) -> str:
-    """An error in one line, with its type unless it is a ValueError with a text."""
-    text = str(error)
-    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 # --------------------------------------------------------------------------------------------- indexer

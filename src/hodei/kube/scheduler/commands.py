@@ -19,10 +19,9 @@ from msgspec import structs
 
 from hodei.cli.groups import Group, exit_code
 from hodei.kube.api.client import Access
-from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.explain import Answer, explain_pod, plan_manifests
 from hodei.kube.scheduler.reservations import read_file
-from hodei.kube.scheduler.run import Election, run
+from hodei.kube.scheduler.run import Election, Options, run
 from hodei.model.errors import InvalidInput
 
 _PORT = 10259

@@ -35,15 +35,13 @@ from hodei.kube.api.objects import (
     from_builtins,
 )
 from hodei.kube.api.objects import Node as KubeNode
-from hodei.kube.scheduler.build import Options, PodSchedulerParts, build_scheduler
 from hodei.kube.scheduler.cache import Indexer
 from hodei.kube.scheduler.gangs import as_job, assemble, creates_one_by_one, membership
 from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.informers import Informers
-from hodei.kube.scheduler.pod_reader import NODES_PATH, PODS_PATH, Reader, ReaderOptions
 from hodei.kube.scheduler.reservations import Reservations
-from hodei.kube.scheduler.run import connected
-from hodei.kube.scheduler.translate import PodInfo
+from hodei.kube.scheduler.run import Options, PodSchedulerParts, build_scheduler, connected
+from hodei.kube.scheduler.translate import NODES_PATH, PODS_PATH, PodInfo, Reader, ReaderOptions
 from hodei.model.affinity import NodeTerm, all_match
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
@@ -124,7 +122,8 @@ async def plan_manifests(access: Access, options: Options, files: list[Path]) ->
         await set_priorities(api, manifests)
         scheduler, unread = await _read_cluster(api, options)
     _require_readable(unread, "/api/v1/nodes", "/api/v1/pods")
-    reader = Reader(scheduler.cache, ReaderOptions(one_per_node=options.one_pod_per_node))
+    reader_options = ReaderOptions(one_per_node=options.one_pod_per_node)
+    reader = Reader(scheduler.cache.context, reader_options, scheduler.refusals)
     return [
         _plan_answer(one, options, unread)
         for one in plan_workloads(scheduler, reader, manifests, SystemClock().now_ms())

@@ -23,8 +23,8 @@ from hodei.kube.api.objects import ApiStruct, Meta, Pod, PodSpec, PodStatus
 from hodei.kube.api.quantities import bounded
 from hodei.kube.api.reflector import Reflector, Resource
 from hodei.kube.scheduler.background import BackgroundTask
-from hodei.kube.scheduler.cache import Refusals, describe_error
-from hodei.kube.scheduler.pod_reader import PODS_PATH, Reader, at_ms
+from hodei.kube.scheduler.cache import Refusals
+from hodei.kube.scheduler.translate import PODS_PATH, Reader, at_ms, describe_error
 from hodei.model.accounting import UsageRow
 from hodei.model.effects import SaveUsage
 from hodei.model.estimate import RuntimeSample, name_pattern, request_shape
@@ -61,7 +61,7 @@ class UsageStore(BackgroundTask):
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._api, self._controller, self._now_ms, self._monotonic = api, controller, now_ms, monotonic
-        self._namespace, self._name, self._resources, self._most_bytes = namespace, name, resources, max_bytes
+        self._namespace, self._name, self._resources, self._max_bytes = namespace, name, resources, max_bytes
         self._collection = f"/api/v1/namespaces/{namespace}/configmaps"
         self._rows: dict[_Key, UsageRow] = {}
         self._changed = False
@@ -132,28 +132,22 @@ class UsageStore(BackgroundTask):
         self._written_at = self._monotonic()
         self._changed = False
         rows = list(self._rows.values())
-        packed, oldest_ms = await asyncio.get_running_loop().run_in_executor(None, _pack_newest, rows, self._most_bytes)
+        packed, oldest_ms = await asyncio.get_running_loop().run_in_executor(None, _pack_newest, rows, self._max_bytes)
         if oldest_ms:
             _log.warning("the oldest usage is dropped: a ConfigMap cannot hold more")
             self._rows = {key: row for key, row in self._rows.items() if row.start_ms >= oldest_ms}
         try:
-            await self._send_configmap(packed)
-        except ApiError as error:
-            if error.status == 409 and overwrite:
-                await self._overwrite(packed)
-                return
-            self._changed = True
-            hint = f" {error.hint}" if error.hint else ""
-            _log.warning("usage could not be saved, it is tried again: %s%s", error.message, hint)
-
-    async def _overwrite(self, packed: bytes) -> None:
-        """Another process wrote in between, an earlier leader at most: ours is newer."""
-        try:
-            await self._read()
-            await self._send_configmap(packed)
+            try:
+                await self._send_configmap(packed)
+            except ApiError as error:
+                if error.status != 409 or not overwrite:
+                    raise
+                # Another process wrote in between, an earlier leader at most: ours is newer.
+                await self._read()
+                await self._send_configmap(packed)
         except ApiError as error:
             self._changed = True
-            _log.warning("usage could not be saved, it is tried again: %s", error.message)
+            _log.warning("usage could not be saved, it is tried again: %s %s", error.message, error.hint)
 
     async def _send_configmap(self, packed: bytes) -> None:
         metadata: dict[str, Any] = {**self._metadata, "name": self._name, "namespace": self._namespace}
@@ -270,12 +264,11 @@ OnFinished = Callable[[JobSpec, int, int], None]
 class FinishedPodInformer(BackgroundTask):
     """Calls `on_finished` once for each pod of ours that succeeded, in order of their ends for those that exist at the start."""
 
-    def __init__(self, api: Api, scheduler: str, reader: Reader, on_finished: OnFinished) -> None:
-        self._scheduler, self._reader, self._on_finished = scheduler, reader, on_finished
+    def __init__(self, api: Api, scheduler: str, reader: Reader, on_finished: OnFinished, refusals: Refusals) -> None:
+        self._scheduler, self._reader, self._on_finished, self._refusals = scheduler, reader, on_finished, refusals
         self._seen: set[str] = set()
         self._reflector = Reflector(api, Resource("/api/v1/pods", FinishedPod), self, selector=_SUCCEEDED)
         self._watch: asyncio.Task[None] | None = None
-        self.refusals = Refusals()
 
     async def start(self) -> None:
         """Reads the history first, but does not delay the start if it takes long."""
@@ -317,7 +310,7 @@ class FinishedPodInformer(BackgroundTask):
         try:
             self._on_finished(self._reader.pod(pod.pod, ours=True).job, pod.ran_ms, pod.ended_ms)
         except Exception as error:
-            self.refusals.put(PODS_PATH, pod.metadata, f"no run time is learned from it: {describe_error(error)}")
+            self._refusals.put(PODS_PATH, pod.metadata, f"no run time is learned from it: {describe_error(error)}")
 
 
 def runtime_sample(spec: JobSpec, ran_ms: int) -> RuntimeSample:

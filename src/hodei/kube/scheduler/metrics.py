@@ -13,8 +13,8 @@ from hodei.control.queue.base import SchedulingQueue
 from hodei.kube.scheduler.cache import Refusals
 from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.informers import Informers
-from hodei.kube.scheduler.pod_reader import at_ms
 from hodei.kube.scheduler.pods import Pods
+from hodei.kube.scheduler.translate import at_ms
 
 _SHORT = tuple(0.001 * 2**n for n in range(15))
 _LONG = tuple(0.01 * 2**n for n in range(20))

@@ -15,7 +15,7 @@ from msgspec import structs
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
 from hodei.kube.api.quantities import readable
-from hodei.kube.scheduler.cache import ClusterCache, describe_error
+from hodei.kube.scheduler.cache import ClusterCache
 from hodei.kube.scheduler.gangs import GangAssembly, as_job, assemble, membership
 from hodei.kube.scheduler.groups import (
     Entry,
@@ -28,7 +28,7 @@ from hodei.kube.scheduler.groups import (
     pod_differs,
     preemption_units,
 )
-from hodei.kube.scheduler.pod_reader import Reader, at_ms
+from hodei.kube.scheduler.translate import Reader, at_ms, describe_error
 from hodei.model.effects import Start
 from hodei.model.facts import (
     Fact,

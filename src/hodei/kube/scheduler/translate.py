@@ -7,17 +7,21 @@ kube-scheduler refuses before it looks at nodes is refused here with the same te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from hodei.engine.view import Member
 from hodei.kube.api import objects
-from hodei.kube.api.objects import CsiNode
+from hodei.kube.api.objects import CsiNode, Pod
 from hodei.kube.api.quantities import (
     DEFAULT_OPTIONS,
+    DEFAULT_REQUESTS,
     MAX_INT32,
     PODS,
+    UNDECLARED,
     RequestOptions,
     bounded,
     is_integer,
@@ -38,6 +42,7 @@ from hodei.kube.scheduler.selectors import (
     node_term,
     own_label_requirements,
     selector,
+    selectors_of,
     spread_of,
 )
 from hodei.kube.scheduler.volumes import NO_STORAGE, PodRefused, Storage, volume_limits, volumes_of
@@ -45,7 +50,10 @@ from hodei.model.affinity import HostPort, JobAffinity, JobTerm, NodeTerm, Weigh
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, JobSpec, PreferredTerm, Reason, TaskSpec, Toleration
 from hodei.model.node import Node, Taint, TaintEffect
-from hodei.model.resources import GPU, MAX_AMOUNT, Resources, parse_duration_ms
+from hodei.model.resources import CPU, GPU, MAX_AMOUNT, MEMORY, Resources, parse_duration_ms
+
+if TYPE_CHECKING:
+    from hodei.kube.scheduler.cache import Refusals
 
 UNSUPPORTED = "UNSUPPORTED_FEATURE"
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
@@ -340,3 +348,139 @@ def _ports(spec: objects.PodSpec) -> tuple[HostPort, ...]:
                 kind = cast("Literal['TCP', 'UDP', 'SCTP']", protocol)
                 out.append(HostPort(port.host_port, kind, port.host_ip or "0.0.0.0"))
     return tuple(out)
+
+
+# ------------------------------------------------------------------------------------------------ reader
+
+# Undeclared requests only affect scores, never whether a pod fits.
+_UNLIMITED = dict.fromkeys(UNDECLARED.values(), 1 << 50)
+# One per node, with --one-pod-per-node.
+SLOT = "hodei.io/slot"
+_CACHE_SIZE = 20_000
+PODS_PATH, NODES_PATH = "/api/v1/pods", "/api/v1/nodes"
+_LATEST_MS = 1 << 48  # no timestamp of the API is later
+# Pods of these do not end by themselves: start reservations must not count on their end.
+_LONG_RUNNING = ("DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
+LONG_RUNNING_MS = 10 * 365 * 86_400_000
+
+
+class ReaderOptions(Struct, frozen=True):
+    """`profile`: the profile of all pods. `one_per_node`: a node takes one pod of ours, whatever it requests."""
+
+    profile: str = "default"
+    one_per_node: bool = False
+    long_running_ms: int = 0  # assumed run time of pods that do not end by themselves; 0 for unknown
+
+
+class Reader:
+    """Translation with a cache: most pods are one of many equal ones, which share one result."""
+
+    def __init__(self, context: PodContext, options: ReaderOptions, refusals: Refusals) -> None:
+        self._context, self._options, self._refusals = context, options, refusals
+        self._translated: dict[bytes, PodInfo] = {}
+        self._with_default_requests = RequestOptions(context.request_options.ignored, DEFAULT_REQUESTS)
+
+    def pod(self, given: Pod, *, ours: bool) -> PodInfo:
+        """Never raises: a pod that cannot be read is refused."""
+        try:
+            return self._translate_cached(given, ours)
+        except Exception as error:
+            why = f"the pod cannot be read: {describe_error(error)}"
+            self._refusals.put(PODS_PATH, given.metadata, why)
+            return unreadable(given, why, profile=self._options.profile)
+
+    def _translate_cached(self, pod: Pod, ours: bool) -> PodInfo:
+        key = self._key(pod, ours)
+        if key is None:
+            return self._translate(pod, ours)
+        known = self._translated.get(key)
+        if known is None:
+            if len(self._translated) >= _CACHE_SIZE:
+                self._translated.clear()
+            known = self._translated[key] = self._translate(pod, ours)
+        return known
+
+    def node(self, given: objects.Node, drivers: CsiNode | None) -> Node:
+        """Never raises: unreadable amounts count as 0, and a node that cannot be read takes no pod."""
+        extra = {**_UNLIMITED, SLOT: 1} if self._options.one_per_node else _UNLIMITED
+        try:
+            found, problems = node(given, drivers, extra), unreadable_amounts(given)
+        except Exception as error:
+            problems = f"the node cannot be read: {describe_error(error)}"
+            found = Node(given.metadata.name, "kubernetes", kind="kubernetes", capacity={**extra, PODS: 0})
+        if problems:
+            self._refusals.put(NODES_PATH, given.metadata, problems)
+        else:
+            self._refusals.clear(NODES_PATH, given.metadata)
+        return found
+
+    def _key(self, pod: Pod, ours: bool) -> bytes | None:
+        """The cache key; None for pods with volumes of their own."""
+        spec, meta = pod.spec, pod.metadata
+        if any(
+            volume.persistent_volume_claim or volume.ephemeral or volume.gce_persistent_disk
+            or volume.aws_elastic_block_store or volume.iscsi or volume.rbd
+            for volume in spec.volumes
+        ):  # fmt: skip
+            return None
+        context = self._context
+        annotations = meta.annotations
+        wanted = (ESTIMATE, MAX_EXEC_TIME, context.priority_annotation)
+        return msgspec.msgpack.encode(
+            (
+                ours,
+                meta.namespace,
+                owner_of(pod),
+                sorted(meta.labels.items()),
+                [annotations.get(name) for name in wanted],
+                () if spec.topology_spread_constraints else selectors_of(pod, context.selector_sources),
+                structs.replace(spec, node_name="", volumes=()),
+                (pod.status.container_statuses, pod.status.init_container_statuses) if spec.node_name else (),
+                [one for one in pod.status.conditions if one.type == "PodResizePending"],
+            )
+        )
+
+    def _translate(self, given: Pod, ours: bool) -> PodInfo:
+        wanted = pod(given, self._context, profile=self._options.profile)
+        task = wanted.job.tasks[0]
+        extra = self._undeclared(given, task.request)
+        if ours and self._options.one_per_node:
+            extra = {**extra, SLOT: 1}
+        task = structs.replace(task, name="pod", request={**task.request, **extra})
+        job = structs.replace(wanted.job, name=owner_of(given), tasks=(task,), annotations={})
+        if self._options.long_running_ms and not job.estimate_ms and job.name.partition("/")[0] in _LONG_RUNNING:
+            job = structs.replace(job, estimate_ms=self._options.long_running_ms)
+        return structs.replace(wanted, job=job)
+
+    def _undeclared(self, pod: Pod, request: Resources) -> Resources:
+        if CPU in request and MEMORY in request and all(
+            {CPU, MEMORY} <= (one.resources.requests.keys() | one.resources.limits.keys()) for one in pod.spec.containers
+        ):  # fmt: skip
+            return {}
+        counted = requests_of(pod, self._with_default_requests)
+        missing = {UNDECLARED[name]: counted.get(name, 0) - request.get(name, 0) for name in UNDECLARED}
+        return {name: amount for name, amount in missing.items() if amount > 0}
+
+
+def owner_of(pod: Pod) -> str:
+    """The workload that created the pod, so that estimates are learned per workload."""
+    owner = next((one for one in pod.metadata.owner_references if one.controller), None)
+    return f"{owner.kind}/{owner.name}" if owner is not None else "pod"
+
+
+def at_ms(stamp: str | None, default: int = 0) -> int:
+    """A timestamp of the API in milliseconds; `default` if it is missing or invalid."""
+    if not stamp:
+        return default
+    try:
+        when = datetime.fromisoformat(stamp)
+        found = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return default
+    return max(0, min(found, _LATEST_MS))
+
+
+def describe_error(error: BaseException) -> str:
+    """An error in one line, with its type unless it is a ValueError with a text."""
+    text = str(error)
+    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".rstrip(": ")

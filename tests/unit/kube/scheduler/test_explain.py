@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hodei.kube.scheduler.build import Options
+from hodei.kube.scheduler.run import Options
 from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.model.config import SchedulingConfig
 from unit.kube.fake_cluster import FakeCluster

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from hodei.kube.api.client import ApiError
-from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.forecasts import EXPECTED, LATEST, PodForecasts, differs_noticeably
 from hodei.kube.scheduler.history import FinishedPod, FinishedPodInformer
-from hodei.kube.scheduler.pod_reader import Reader, ReaderOptions
+from hodei.kube.scheduler.run import Options
+from hodei.kube.scheduler.translate import Reader, ReaderOptions
 from hodei.model.config import ForecastConfig, ProfileConfig, SchedulingConfig
 from hodei.model.job import JobSpec
 from unit.kube.fake_cluster import NOW_MS, FakeCluster
@@ -145,8 +145,10 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
     def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
         learned.append((spec.name, ran_ms))
 
-    cluster = FakeCluster()
-    finished = FinishedPodInformer(None, "hodei", Reader(cluster.parts.cache, ReaderOptions()), learn)
+    parts = FakeCluster().parts
+    finished = FinishedPodInformer(
+        None, "hodei", Reader(parts.cache.context, ReaderOptions(), parts.refusals), learn, parts.refusals
+    )
     finished.listed([_finished("late", seconds=90), _finished("early", seconds=30)])
     finished.listed([_finished("late", seconds=90)])
     finished.changed("MODIFIED", _finished("late", seconds=90))

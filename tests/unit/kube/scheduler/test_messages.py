@@ -5,8 +5,8 @@ import pytest
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube.scheduler import messages
-from hodei.kube.scheduler.build import kube_profile
 from hodei.kube.scheduler.messages import Messages, NodeReasons
+from hodei.kube.scheduler.run import kube_profile
 from hodei.model.job import Reason
 from unit.kube.pod_factory import a_node, a_table, wanted
 

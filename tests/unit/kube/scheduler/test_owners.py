@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hodei.kube.api.objects import Workload, from_builtins
-from hodei.kube.scheduler.build import Options
+from hodei.kube.scheduler.run import Options
 from unit.kube.fake_cluster import FakeCluster
 
 API = {"Job": "batch/v1", "StatefulSet": "apps/v1", "ReplicaSet": "apps/v1"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.scheduler.build import Options, build_scheduler
 from hodei.kube.scheduler.commands import render_answer
 from hodei.kube.scheduler.explain import Planned, _plan_answer, plan_workloads, read_manifests
-from hodei.kube.scheduler.pod_reader import Reader, ReaderOptions
+from hodei.kube.scheduler.run import Options, build_scheduler
+from hodei.kube.scheduler.translate import Reader, ReaderOptions
 from hodei.model.errors import InvalidInput
 from unit.kube.pod_factory import a_node
 
@@ -41,7 +41,7 @@ def planned(tmp_path: Path, *documents: dict[str, Any], nodes: dict[str, Any] | 
         room = {"cpu": fields.pop("cpu"), "memory": "64Gi", "pods": "110"}
         harness.pods.node_changed(name, None, a_node(name, allocatable=room, **fields))
     harness.controller.step(NOW_MS, harness.pods.take_facts())
-    reader = Reader(harness.cache, ReaderOptions())
+    reader = Reader(harness.cache.context, ReaderOptions(), harness.refusals)
     found = plan_workloads(harness, reader, read_manifests([file], "ns"), NOW_MS)
     table = harness.controller.cluster.table
     assert all(not used for used in (table.usage(row) for row in range(len(table.names))))

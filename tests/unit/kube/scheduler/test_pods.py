@@ -11,8 +11,8 @@ from msgspec import structs
 
 from hodei.control.controller import Step
 from hodei.kube.api.objects import Claim, Pod, StorageClass, Volume, from_builtins
-from hodei.kube.scheduler.build import Options, build_scheduler
 from hodei.kube.scheduler.groups import Entry
+from hodei.kube.scheduler.run import Options, build_scheduler
 from hodei.model.effects import Start
 from unit.kube.pod_factory import a_node, a_pod
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.messages import PendingStatus
+from hodei.kube.scheduler.run import Options
 from hodei.kube.scheduler.status_reporter import QueueStatus
 from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig
 from hodei.model.estimate import RuntimeSample

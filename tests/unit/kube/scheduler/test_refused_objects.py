@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from hodei.kube.api.objects import Meta, Node, Pod
-from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.cache import Indexer, Refusals, RefusedObject, by_name, by_uid
 from hodei.kube.scheduler.pods import Entry
+from hodei.kube.scheduler.run import Options
 from hodei.model.config import SchedulingConfig
 from unit.kube.fake_cluster import FakeCluster
 from unit.kube.pod_factory import a_node, a_pod

@@ -15,8 +15,8 @@ import pytest
 from hodei.control.reservations.reservations import choose_nodes
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler import binder
-from hodei.kube.scheduler.build import Options, make_loop
 from hodei.kube.scheduler.reservations import ConfiguredReservation, Reservations
+from hodei.kube.scheduler.run import Options, make_loop
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import ReservationMade
 from hodei.model.reservation import ReservationSpec

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.reservations import Reservations, read_file
+from hodei.kube.scheduler.run import Options
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import Fact
 from unit.kube.fake_cluster import NOW_MS, FakeCluster

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hodei.kube.api.client import ApiError
-from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.history import KEY, MAX_BYTES, WRITE_EVERY_S, UsageStore
+from hodei.kube.scheduler.run import Options
 from hodei.model.accounting import UsageRow
 from hodei.model.config import ProfileConfig, SchedulingConfig, SharesConfig
 from hodei.model.effects import SaveUsage

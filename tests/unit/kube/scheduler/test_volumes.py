@@ -16,8 +16,8 @@ from hodei.kube.api.objects import (
 )
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.scheduler import messages, translate
-from hodei.kube.scheduler.build import assumed_volumes
 from hodei.kube.scheduler.loop import VolumeBinder
+from hodei.kube.scheduler.run import assumed_volumes
 from hodei.kube.scheduler.translate import PodContext
 from hodei.kube.scheduler.volumes import Storage, claims_to_bind, volume_on
 from hodei.plugins.volumes import Volumes
