@@ -18,7 +18,7 @@ from hodei.model.errors import BackendError
 from hodei.model.job import RUN_ENDED
 from hodei.model.outcome import StopReason
 from hodei.ports import Backend
-from hodei.testing.bench import DEADLINE_S, RunRecorder
+from hodei.testing.backend import DEADLINE_S, RunRecorder
 
 
 async def until(true: Callable[[], object], what: str = "the condition") -> None:
@@ -44,9 +44,9 @@ class Desk(RunRecorder):
         super().__init__(backend, deadline_s)
         self.ordered: dict[str, Start] = {}  # what is ordered again after an outage
 
-    async def hear(self) -> None:
+    async def poll(self) -> None:
         try:
-            self.heard += await self.backend.observe()
+            self.observed += await self.backend.observe()
         except BackendError:
             if not isinstance(self.backend, LocalBackend):
                 raise
@@ -58,7 +58,7 @@ class Desk(RunRecorder):
         try:
             await self.backend.open()
             known = await self.backend.known()
-            seen = {observation.run for observation in self.heard} | known.keys()
+            seen = {observation.run for observation in self.observed} | known.keys()
             await self.backend.start([order for run, order in self.ordered.items() if run not in seen])
         except BackendError:
             return False

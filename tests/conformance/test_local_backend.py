@@ -114,10 +114,10 @@ def test_ends_are_told_again_after_a_reconnect_until_they_are_forgotten(tmp_path
     async def story(desk: Desk) -> None:
         first, second = await desk.run(an_order(1), an_order(2, "/bin/sh", "-c", "exit 4"))
         await desk.backend.forget([Forget(first.run, "local")])
-        desk.heard.clear()
+        desk.observed.clear()
         desk.backend._reach.link.close()
         assert await desk.end_of("2.0.1") == second
-        assert {seen.run for seen in desk.heard} == {"2.0.1"}
+        assert {seen.run for seen in desk.observed} == {"2.0.1"}
 
     tell(tmp_path, story)
 
@@ -205,7 +205,7 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tmp_path, h
         end = await desk.end_of("1.0.1")
         assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "preempted by 7")
         assert await desk.log("1.0.1") == b"ready\nsaved\ntold to go\n"
-        assert desk.heard[0].at_ms <= end.checkpoint_ms <= end.at_ms
+        assert desk.observed[0].at_ms <= end.checkpoint_ms <= end.at_ms
 
     tell(tmp_path, story)
 
@@ -219,9 +219,9 @@ def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tmp_path):
         order = TakeCheckpoint("1.0.1", desk.backend.name, hook)
         await desk.backend.checkpoint([order, order])
         async with asyncio.timeout(20):
-            while not any(seen.checkpoint_ms for seen in desk.heard):
-                await desk.hear()
-        assert {seen.state for seen in desk.heard} == {"running"}
+            while not any(seen.checkpoint_ms for seen in desk.observed):
+                await desk.poll()
+        assert {seen.state for seen in desk.observed} == {"running"}
 
     tell(tmp_path, story)
 

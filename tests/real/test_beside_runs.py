@@ -47,10 +47,10 @@ def quick(**how: Any) -> HealthCheck:
 async def until_heard(desk: Desk, true: Any) -> RunObserved:
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            for seen in desk.heard:
+            for seen in desk.observed:
                 if seen.run == RUN and true(seen):
                     return seen
-            await desk.hear()
+            await desk.poll()
 
 
 async def begin(desk: Desk, *command: str, **fields: Any) -> None:
@@ -77,7 +77,7 @@ def test_a_run_whose_command_says_no_three_times_in_a_row_is_stopped_as_unhealth
             assert end.reason == "its health check failed 3 times in a row: exit code 4: all is lost"
             assert looks.read_text() == "look\n" * 3
             assert await desk.log(RUN) == b"ready\ntold to go\n"
-            assert [seen.health for seen in desk.heard if seen.health] == ["failing"]
+            assert [seen.health for seen in desk.observed if seen.health] == ["failing"]
 
     asyncio.run(story())
 

@@ -378,10 +378,10 @@ def test_the_time_of_the_last_checkpoint_is_told_while_it_runs_and_with_its_end(
         async with a_host(tmp_path / "home") as desk:
             checkpoint = Checkpoint(file=file) if named else Checkpoint(signal="USR1")
             await begin(desk, a_job(script, checkpoint=checkpoint))
-            while not any(seen.checkpoint_ms for seen in desk.heard):
-                await desk.hear()
-            first = desk.heard[-1]
-            assert (first.state, first.at_ms) == ("running", desk.heard[0].at_ms)
+            while not any(seen.checkpoint_ms for seen in desk.observed):
+                await desk.poll()
+            first = desk.observed[-1]
+            assert (first.state, first.at_ms) == ("running", desk.observed[0].at_ms)
             assert (await desk.backend.known())[RUN] == first
             gate.touch()
             end = await desk.end_of(RUN)

@@ -15,21 +15,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hodei.testing.backend import BackendConformance
-    from hodei.testing.bench import Bench, RunRecorder, backend_context
-    from hodei.testing.plugin import PluginConformance, QueueConformance
-    from hodei.testing.sink import SinkConformance, run_sink
+    from hodei.testing.backend import BackendConformance, Bench, RunRecorder, backend_context
+    from hodei.testing.plugin import PluginConformance, QueueConformance, SinkConformance, run_sink
     from hodei.testing.store import StoreConformance
 
 _MODULES = {
     "BackendConformance": "backend",
-    "Bench": "bench",
-    "RunRecorder": "bench",
-    "backend_context": "bench",
+    "Bench": "backend",
+    "RunRecorder": "backend",
+    "backend_context": "backend",
     "PluginConformance": "plugin",
     "QueueConformance": "plugin",
-    "SinkConformance": "sink",
-    "run_sink": "sink",
+    "SinkConformance": "plugin",
+    "run_sink": "plugin",
     "StoreConformance": "store",
 }
 __all__ = [

@@ -1,4 +1,4 @@
-"""What every backend promises (`ports.Backend`), tested against its real system.
+"""The contract of every backend (`hodei.ports.Backend`), tested against its real system.
 
 Tests of optional features run for backends that claim the capability, and are skipped for the others. Commands are
 POSIX, so the smallest image has them.
@@ -11,19 +11,120 @@ import contextlib
 import functools
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from hodei.backends.base import BackendContext
 from hodei.model.backend import Capabilities, needs_of, unmet_by
-from hodei.model.effects import Forget, Stop, TakeCheckpoint
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound, Unsupported
+from hodei.model.facts import RunObserved
 from hodei.model.job import RUN_ENDED, Checkpoint, HealthCheck, Interactive
 from hodei.model.outcome import StopReason
-from hodei.ports import Backend
-from hodei.testing.bench import Bench
+from hodei.ports import Backend, Stream
+from hodei.testing.builders import an_order
+
+DEADLINE_S = 120.0  # only how long a failing test takes
+
+
+class WallClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+def backend_context(home: Path, *, installation: str = "test", epoch: int = 1) -> BackendContext:
+    """What a server passes to `make(name, settings, context)`."""
+    return BackendContext(installation, epoch, home, WallClock())
+
+
+class RunRecorder:
+    """A backend and all its observations so far."""
+
+    def __init__(self, backend: Backend, deadline_s: float = DEADLINE_S) -> None:
+        self.backend = backend
+        self.observed: list[RunObserved] = []
+        self._deadline_s = deadline_s
+
+    async def run(self, *orders: Start) -> list[RunObserved]:
+        """Start these and wait for their ends, in the same order."""
+        assert await self.backend.start(orders) == {}
+        return [await self.end_of(order.run.id) for order in orders]
+
+    async def poll(self) -> None:
+        self.observed += await self.backend.observe()
+
+    async def first(self, run: str, states: frozenset[str]) -> RunObserved:
+        async with asyncio.timeout(self._deadline_s):
+            while True:
+                for observation in self.observed:
+                    if observation.run == run and observation.state in states:
+                        return observation
+                await self.poll()
+
+    async def end_of(self, run: str) -> RunObserved:
+        return await self.first(run, RUN_ENDED)
+
+    async def running(self, run: str) -> RunObserved:
+        return await self.first(run, frozenset({"running"}))
+
+    async def stop(self, run: str, grace_ms: int = 10_000, reason: StopReason | None = None) -> None:
+        reason = reason or StopReason("cancelled", "by the test")
+        await self.backend.stop([Stop(run, self.backend.name, grace_ms, reason)])
+
+    async def log(self, run: str, stream: Stream = "stdout") -> bytes:
+        out, offset = b"", 0
+        while True:
+            data, offset = await self.backend.logs(run, stream, offset, 1 << 20)
+            if not data:
+                return out
+            out += data
+
+    async def log_has(self, run: str, text: bytes) -> bytes:
+        """Wait until the run has written this text."""
+        for _ in range(int(self._deadline_s / 0.01)):
+            if text in (output := await self.log(run)):
+                return output
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{run} did not write {text!r}")
+
+
+class Bench(RunRecorder):
+    """An open backend under test. `make` creates another one for the same system, as a restarted server does."""
+
+    def __init__(
+        self, make: Callable[[], Backend], home: Path, *, fields: Mapping[str, Any], deadline_s: float
+    ) -> None:
+        super().__init__(make(), deadline_s)
+        self.make, self.home, self._fields = make, home, fields
+        self._node = ""
+
+    async def order(self, job: int, *command: str, **fields: Any) -> Start:
+        """A start on a node that the backend offers."""
+        if not self._node:
+            self._node = min(node.name for node in await self.backend.nodes() if node.ready)
+        order = an_order(job, *command, **{**self._fields, **fields})
+        return structs.replace(order, run=structs.replace(order.run, node=self._node, backend=self.backend.name))
+
+    async def restart(self, *, after_s: float = 0) -> None:
+        """The server stops, and after a while another one starts without any state."""
+        await self.backend.close()
+        await asyncio.sleep(after_s)
+        self.observed.clear()
+        self.backend = self.make()
+        await self.backend.open()
+
+    async def stop_all(self) -> None:
+        left = [run for run, seen in (await self.backend.known()).items() if seen.state not in RUN_ENDED]
+        for run in left:
+            await self.stop(run, 0, StopReason("cancelled", "the test is over"))
+
+
+# ------------------------------------------------------------------------------------------------ suite
 
 # Arguments that a shell would interpret.
 HOSTILE = (
@@ -94,7 +195,7 @@ class BackendConformance:
     `self`, for example the address of a daemon.
     """
 
-    capabilities: Capabilities | None = None  # what it must claim; None to take its word
+    capabilities: Capabilities | None = None  # what it must claim; None for whatever it claims
     order_fields: Mapping[str, Any] = {}  # put into every order: an image, for example
     shared_files = False  # whether runs see the test's directories under the same paths
     secret_names: tuple[str, ...] = ("API_TOKEN",)  # environment variables that may carry a secret
@@ -141,7 +242,7 @@ class BackendConformance:
     async def test_a_run_is_seen_running_and_then_ended(self, bench: Bench) -> None:
         (end,) = await bench.run(await bench.order(1))
         assert (end.state, end.exit_code, end.reason_code) == ("succeeded", 0, "")
-        seen = [seen.state for seen in bench.heard if seen.run == "1.0.1" and seen.state != "placed"]
+        seen = [seen.state for seen in bench.observed if seen.run == "1.0.1" and seen.state != "placed"]
         assert seen[-1] == "succeeded"
         assert set(seen) <= {"running", "succeeded"}
 
@@ -192,16 +293,16 @@ class BackendConformance:
     @backend_test()
     async def test_a_backend_refuses_what_it_does_not_claim_and_names_an_alternative(self, bench: Bench) -> None:
         backend, can = bench.backend, bench.backend.capabilities
-        asked = {
+        optional = {
             "reserve": lambda: backend.reserve([]),
             "execute": lambda: backend.execute("1.0.1", ["/bin/true"], 1000),
             "usage": backend.usage,
             "suspend": lambda: backend.suspend(["1.0.1"]),
             "expects": backend.expected,
         }
-        for name in (name for name in asked if not getattr(can, name)):
+        for name in (name for name in optional if not getattr(can, name)):
             with pytest.raises(BackendRefused) as refusal:
-                await asked[name]()
+                await optional[name]()
             assert refusal.value.code == "BACKEND_CANNOT"
             assert backend.name in refusal.value.message
             assert refusal.value.hint
@@ -254,7 +355,7 @@ class BackendConformance:
         assert await bench.log("1.0.1", "stderr") == b"error\n"
 
     @backend_test("commands")
-    async def test_output_is_readable_while_the_run_goes_on(self, bench: Bench) -> None:
+    async def test_output_is_readable_while_the_run_is_running(self, bench: Bench) -> None:
         await bench.backend.start([await bench.order(1, *sh("echo ready; sleep 300"))])
         assert await bench.log_has("1.0.1", b"ready\n")
         await bench.stop("1.0.1", grace_ms=0)
@@ -300,8 +401,8 @@ class BackendConformance:
     async def test_an_image_that_does_not_exist_is_named_in_the_reason(self, bench: Bench) -> None:
         image = "127.0.0.1:1/no-such-image:never"
         answer = await bench.backend.start([await bench.order(1, "/bin/true", image=image)])
-        said = answer["1.0.1"].message if answer else (await bench.end_of("1.0.1")).reason
-        assert "no-such-image" in said
+        reason = answer["1.0.1"].message if answer else (await bench.end_of("1.0.1")).reason
+        assert "no-such-image" in reason
 
     @backend_test("commands")
     async def test_a_run_that_ends_while_the_server_is_down_is_found_with_its_exit_code(self, bench: Bench) -> None:
@@ -330,12 +431,12 @@ class BackendConformance:
         await bench.restart()
         again = await bench.end_of("2.0.1")
         assert (again.state, again.exit_code) == (second.state, second.exit_code)
-        assert {seen.run for seen in bench.heard} == {"2.0.1"}
+        assert {seen.run for seen in bench.observed} == {"2.0.1"}
 
     @backend_test("commands")
     @pytest.mark.parametrize("late_s", [0.0, 0.001, 0.01, 0.05, 0.2], ids=lambda late_s: f"after {late_s * 1000:g} ms")
     async def test_a_start_whose_answer_was_lost_is_adopted_and_not_repeated(self, bench: Bench, late_s: float) -> None:
-        """The server dies during the call, and the next one gives the same order."""
+        """The server is killed during the call, and the next one repeats the start."""
         proof = bench.home.parent / "proof"
         script = f"echo ran >> {proof}; echo ran" if self.shared_files else "echo ran"
         order = await bench.order(1, *sh(script))
@@ -367,27 +468,27 @@ class BackendConformance:
     async def test_a_secret_is_on_no_command_line_in_no_log_and_in_no_error(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Reads the command lines of this machine while the run goes on."""
+        """Reads the command lines of this machine while the run is running."""
         caplog.set_level(logging.DEBUG)
         secret = "hush-7d1c5a0e42-not-for-others"
         env = dict.fromkeys(self.secret_names, secret)
         script = sh('test -n "$API_TOKEN" && echo ready; sleep 300')
         bad = await bench.order(2, "/bin/echo", "a\0b", env=env)
         answer = await bench.backend.start([await bench.order(1, *script, env=env), bad])
-        said = "".join(f"{error.message}{error.hint}" for error in answer.values())
+        text = "".join(f"{error.message}{error.hint}" for error in answer.values())
         for _ in range(20):
             assert secret not in await asyncio.to_thread(_command_lines)
             await asyncio.sleep(0.01)
         await bench.log_has("1.0.1", b"ready")
         assert secret not in await asyncio.to_thread(_command_lines)
-        said += repr(await bench.backend.known()) + repr(await bench.backend.nodes())
+        text += repr(await bench.backend.known()) + repr(await bench.backend.nodes())
         await bench.stop("1.0.1", grace_ms=0)
-        said += repr(await bench.end_of("1.0.1"))
-        assert secret not in said
+        text += repr(await bench.end_of("1.0.1"))
+        assert secret not in text
         assert secret not in caplog.text
 
     @backend_test("commands", "execute")
-    async def test_a_command_runs_beside_a_run_and_no_shell_reads_its_arguments(self, bench: Bench) -> None:
+    async def test_exec_runs_a_command_in_a_run_and_no_shell_interprets_its_arguments(self, bench: Bench) -> None:
         await bench.backend.start([await bench.order(1, *sh("echo ready; sleep 300"), env={"MINE": "yes"})])
         await bench.log_has("1.0.1", b"ready")
         execute = bench.backend.execute
@@ -483,9 +584,9 @@ class BackendConformance:
         execute = bench.backend.execute_on
         (*_, node) = sorted(node.name for node in await bench.backend.nodes() if node.ready)
         if not bench.backend.capabilities.node_execute:
-            with pytest.raises(Unsupported, match="cannot run a command on a node") as told:
+            with pytest.raises(Unsupported, match="cannot run a command on a node") as refusal:
                 await execute(node, ["/bin/true"], 10_000)
-            assert told.value.hint
+            assert refusal.value.hint
             return
         show = sh('for word; do printf "[%s]" "$word"; done; echo oops >&2; exit 3')
         done = await execute(node, [*show, "sh", *HOSTILE], 20_000)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hodei.model.effects import Event, SaveEvent, SaveKey, Start
+from hodei.model.effects import Event, Save, SaveEvent, SaveJob, SaveKey, Start
 from hodei.model.ids import run_id
 from hodei.model.job import PRIORITY_CLASSES, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import Resources, parse_resources
+from hodei.ports import JobQuery, Store
 
 NOW_MS = 1_700_000_000_000
 Amounts = Mapping[str, str | int | float]
@@ -109,3 +110,23 @@ def an_order(job: int, *command: str, **fields: Any) -> Start:
     """The start of the first run of a job with one task; `fields` as in `a_job_spec`."""
     spec = a_job_spec(f"job-{job}", command=command or ("/bin/true",), **fields)
     return Start(run=a_run(job), spec=spec, task=spec.tasks[0])
+
+
+# ------------------------------------------------------------------------------------------------ stores
+
+Connect = Callable[[], Store]
+
+
+def new_jobs(*ids: int, **fields: Any) -> list[Save]:
+    return [SaveJob(a_job(id, **fields), new=True) for id in ids]
+
+
+def all_pages(store: Store, **query: Any) -> list[int]:
+    ids: list[int] = []
+    after = 0
+    while True:
+        page = store.jobs(JobQuery(after=after, **query))
+        ids += [job.id for job in page.jobs]
+        after = page.next_after
+        if not after:
+            return ids

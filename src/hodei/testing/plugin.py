@@ -1,12 +1,15 @@
-"""What every scheduling plugin and queue policy promises (`hodei.engine.points`)."""
+"""The contracts of plugins and queue policies (`hodei.engine.points`) and of event sinks (`hodei.ports.EventSink`)."""
 
 from __future__ import annotations
 
+import asyncio
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from hodei.engine.nodes import OneNode, Table
 from hodei.engine.points import ANY_TRIGGER, MAX_SCORE, reads_of, requeue_triggers
@@ -14,9 +17,13 @@ from hodei.engine.profile import key_of
 from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View, gang_of
 from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.config import SchedulingConfig
+from hodei.model.facts import JobReleased, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Reason, Toleration
 from hodei.model.node import Location, Taint
-from hodei.testing.builders import a_job_spec, a_node
+from hodei.runtime.observers import METHODS, Observers
+from hodei.testing.builders import NOW_MS, a_job, a_job_spec, a_node
+from hodei.wiring import make_controller
 
 VIEW = View(1_700_000_000_000)
 RESOURCES = ("cpu", "memory", "gpu", "example.com/fpga")
@@ -69,8 +76,8 @@ GANGS: list[Gang] = [
 MEMBERS: list[Member] = [gang.members[0] for gang in GANGS]
 
 
-def _answers(plugin: Any, member: Member, table: Table, rows: Any = slice(None)) -> tuple[list[Any], Any]:
-    """Objections as (code, text, nodes) and scores as plain numbers; the runner's checks of shape are made too."""
+def _results(plugin: Any, member: Member, table: Table, rows: Any = slice(None)) -> tuple[list[Any], Any]:
+    """Refusals as (reason, mask) and scores as lists, with the shape checks of the runner."""
     runner, view = Runner(), table.view(rows)
     refused, scored = [], None
     if hasattr(plugin, "filter"):
@@ -108,17 +115,17 @@ class PluginConformance:
             assert hash(plugin.key(member)) == hash(plugin.key(member))
             assert key_of(plugin, member) == plugin.key(member)
 
-    def test_members_with_equal_keys_get_equal_answers(self) -> None:
+    def test_members_with_equal_keys_get_equal_results(self) -> None:
         plugin, table = self.make_plugin(), _table()
         seen: dict[Any, Any] = {}
         for member in MEMBERS:
-            answer = _answers(plugin, member, table)
-            assert seen.setdefault(plugin.key(member), answer) == answer
+            result = _results(plugin, member, table)
+            assert seen.setdefault(plugin.key(member), result) == result
 
-    def test_equal_calls_get_equal_answers(self) -> None:
+    def test_equal_calls_get_equal_results(self) -> None:
         plugin, other, table = self.make_plugin(), self.make_plugin(), _table()
         for member in MEMBERS:
-            assert _answers(plugin, member, table) == _answers(plugin, member, table) == _answers(other, member, table)
+            assert _results(plugin, member, table) == _results(plugin, member, table) == _results(other, member, table)
 
     def test_it_does_not_write_into_the_table(self) -> None:
         plugin, table = self.make_plugin(), _table()
@@ -132,7 +139,7 @@ class PluginConformance:
 
         before = snapshot()
         for member in MEMBERS:
-            _answers(plugin, member, table)
+            _results(plugin, member, table)
             if hasattr(plugin, "normalize"):
                 raw = plugin.score(member, table.view(), VIEW)
                 if raw is not None:
@@ -156,22 +163,22 @@ class PluginConformance:
                     assert 0 <= final[feasible].min(initial=0) <= final[feasible].max(initial=0) <= MAX_SCORE
 
     @pytest.mark.parametrize("rows", [[0], [5], [1, 3], [0, 2, 4, 5], []], ids=str)
-    def test_answers_for_some_nodes_equal_those_for_all_nodes(self, rows: list[int]) -> None:
+    def test_results_for_some_nodes_equal_those_for_all_nodes(self, rows: list[int]) -> None:
         plugin, table = self.make_plugin(), _table()
         if reads_of(plugin) == "cluster":
             pytest.skip("it reads the cluster, so it always gets all nodes")
         for member in MEMBERS:
-            refused, scored = _answers(plugin, member, table)
-            some_refused, some_scored = _answers(plugin, member, table, np.array(rows, dtype=np.intp))
+            refused, scored = _results(plugin, member, table)
+            some_refused, some_scored = _results(plugin, member, table, np.array(rows, dtype=np.intp))
             assert _by_row(some_refused, len(rows)) == [_by_row(refused, 6)[row] for row in rows]
             assert some_scored == (None if scored is None else [scored[row] for row in rows])
 
-    def test_if_it_is_plain_one_node_gets_the_same_answer(self) -> None:
+    def test_if_it_is_plain_one_node_gets_the_same_result(self) -> None:
         plugin, table = self.make_plugin(), _table()
         if not getattr(plugin, "plain", False):
             pytest.skip("it is not plain")
         for member, row in product(MEMBERS, range(6)):
-            refused, scored = _answers(plugin, member, table)
+            refused, scored = _results(plugin, member, table)
             one = OneNode(table, row)
             if hasattr(plugin, "filter"):
                 assert [bool(mask) for mask, _ in plugin.filter(member, one, VIEW)] == [
@@ -183,7 +190,7 @@ class PluginConformance:
     def test_its_reasons_have_stable_codes_and_its_own_name(self) -> None:
         plugin, table = self.make_plugin(), _table()
         for member in MEMBERS:
-            for reason, _ in _answers(plugin, member, table)[0]:
+            for reason, _ in _results(plugin, member, table)[0]:
                 assert reason.plugin == plugin.name
                 assert reason.code == reason.code.upper()
                 assert reason.code.replace("_", "").isalnum()
@@ -193,7 +200,7 @@ class PluginConformance:
         table = Table()
         table.settle()
         for member in MEMBERS:
-            refused, scored = _answers(self.make_plugin(), member, table)
+            refused, scored = _results(self.make_plugin(), member, table)
             assert all(mask == [] for _, mask in refused)
             assert scored in (None, [])
 
@@ -217,3 +224,49 @@ class QueueConformance:
 
     def test_a_queue_says_whether_its_jobs_may_preempt(self) -> None:
         assert self.make_queue().preempts in (True, False)
+
+
+# ------------------------------------------------------------------------------------------ event sinks
+
+# Job 2 preempts job 1 on a node with room for one of them and fails; job 1 runs again and succeeds. Job 3 is submitted on
+# hold, released, and too large for the node.
+STEPS: list[list[Any]] = [
+    [NodeJoined(a_node("n1", 1))],
+    [JobSubmitted(a_job(1, priority="low"))],
+    [RunObserved("1.0.1", "running", NOW_MS)],
+    [JobSubmitted(a_job(2, priority="critical"))],
+    [RunObserved("1.0.1", "stopped", NOW_MS, 143)],
+    [RunObserved("2.0.1", "running", NOW_MS)],
+    [RunObserved("2.0.1", "failed", NOW_MS, 7)],
+    [RunObserved("1.0.2", "running", NOW_MS)],
+    [RunObserved("1.0.2", "succeeded", NOW_MS, 0)],
+    [JobSubmitted(a_job(3, state="held", cpu=2))],
+    [JobReleased(3)],
+]
+
+
+def run_sink(sink: Any) -> int:
+    """Calls the sink for everything that happens to three jobs, then closes it, as a server does. Returns the number of
+    calls that raised."""
+    registry = CollectorRegistry()
+    controller = make_controller(SchedulingConfig())
+    observers = Observers(registry, controller.cluster.jobs.get)
+    observers.add_sink("sink", sink)
+    for number, facts in enumerate(STEPS):
+        observers.publish(controller.step(NOW_MS + number, facts).saves)
+    asyncio.run(observers.close(30))
+    return int(registry.get_sample_value("hodei_sink_errors_total", {"sink": "sink"}) or 0)
+
+
+class SinkConformance:
+    """Subclass it, name the subclass `Test...`, and define `make_sink`."""
+
+    def make_sink(self, directory: Path) -> Any:
+        raise TypeError(f"{type(self).__name__} does not define make_sink")
+
+    def test_it_has_a_hook(self, tmp_path: Path) -> None:
+        sink = self.make_sink(tmp_path)
+        assert any(callable(getattr(sink, method, None)) for method in METHODS), f"give it one of {METHODS}"
+
+    def test_its_hooks_accept_everything_that_happens_to_a_job(self, tmp_path: Path) -> None:
+        assert run_sink(self.make_sink(tmp_path)) == 0

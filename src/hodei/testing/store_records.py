@@ -1,4 +1,4 @@
-"""What every store promises of periodic jobs, the audit, usage, reservations and dependents."""
+"""The contract of every store: periodic jobs, the audit, usage, reservations and dependents."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hodei.model.cron import Periodic
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.effects import SaveAudit, SaveJob, SavePeriodic, SaveReservation, SaveUsage
 from hodei.model.reservation import Reservation
-from hodei.testing.builders import NOW_MS, a_job, a_job_spec, amounts
-from hodei.testing.store_values import Connect, new
+from hodei.testing.builders import NOW_MS, Connect, a_job, a_job_spec, amounts, new_jobs
 
 NIGHTLY = Periodic("nightly", "0 3 * * *", a_job_spec("backup", env={"A": "1"}), "Europe/Madrid", by="ann", made_ms=5)
 
@@ -41,14 +40,14 @@ def after(*jobs: int) -> Dependencies:
     return Dependencies((*(Dependency(job=job) for job in jobs), Dependency("exists", what="/data/x")))
 
 
-class Records:
+class StoreRecords:
     """Periodic jobs, the audit, usage, reservations and dependents."""
 
     def test_periodic_jobs_come_back_as_they_were_by_name_and_survive_a_restart(self, connect: Connect) -> None:
         store: Any = connect()
         store.open()
         hourly = structs.replace(NIGHTLY, name="hourly", schedule="@hourly", last_job=7, paused=True)
-        store.commit([SavePeriodic(NIGHTLY), SavePeriodic(hourly), *new(1)])
+        store.commit([SavePeriodic(NIGHTLY), SavePeriodic(hourly), *new_jobs(1)])
         store.close()
         again: Any = connect()
         again.open()
@@ -56,13 +55,13 @@ class Records:
         later = structs.replace(NIGHTLY, handled_ms=NOW_MS)
         again.commit([SavePeriodic(NIGHTLY), SavePeriodic(later), SavePeriodic(hourly, deleted=True)])
         assert again.periodics() == [later]
-        again.commit([SavePeriodic(hourly, deleted=True)])  # forgotten twice is forgotten
+        again.commit([SavePeriodic(hourly, deleted=True)])  # deleting twice is no error
         assert again.periodics() == [later]
 
     def test_audit_rows_are_numbered_as_they_come_and_are_there_after_a_restart(self, connect: Connect) -> None:
         store: Any = connect()
         store.open()
-        store.commit([SaveAudit(entry(1)), *new(1), SaveAudit(entry(2, who="bob", code="CONFLICT", target="7"))])
+        store.commit([SaveAudit(entry(1)), *new_jobs(1), SaveAudit(entry(2, who="bob", code="CONFLICT", target="7"))])
         store.close()
         again: Any = connect()
         again.open()
@@ -94,7 +93,7 @@ class Records:
         assert found(after=2) == [3, 4]
         assert found(after=0, limit=1) == [1]
 
-    def test_the_oldest_rows_of_the_audit_are_forgotten_and_no_number_is_given_twice(self, store: Any) -> None:
+    def test_the_oldest_rows_of_the_audit_are_pruned_and_no_number_is_used_twice(self, store: Any) -> None:
         store.commit([SaveAudit(entry(number)) for number in range(1, 6)])
         assert store.prune_audit(before_ms=NOW_MS + 4, limit=2) == 2
         assert store.prune_audit(before_ms=NOW_MS + 4) == 1
@@ -104,7 +103,7 @@ class Records:
         assert [row.seq for row in store.audit(AuditQuery())] == [6]
 
     def test_a_range_of_jobs_is_counted_by_state(self, store: Any) -> None:
-        store.commit([*new(1, 2, 3), SaveJob(a_job(4, state="running"), new=True), *new(5)])
+        store.commit([*new_jobs(1, 2, 3), SaveJob(a_job(4, state="running"), new=True), *new_jobs(5)])
         assert store.states_between(2, 4) == {"pending": 2, "running": 1}
         assert store.states_between(9, 10) == {}
 
@@ -112,14 +111,14 @@ class Records:
         store: Any = connect()
         store.open()
         assert store.usage() == []
-        store.commit([saved(ROW), *new(1)])
+        store.commit([saved(ROW), *new_jobs(1)])
         assert store.usage() == [ROW]
         store.close()
         again: Any = connect()
         again.open()
         assert again.usage() == [ROW]
 
-    def test_the_last_word_on_a_row_counts(self, store: Any) -> None:
+    def test_the_last_save_of_a_row_counts(self, store: Any) -> None:
         store.commit([saved(ROW)])
         more = structs.replace(ROW, amount=ROW.amount + 1)
         wider = structs.replace(ROW, amount=ROW.amount + 2, width_ms=24 * HOUR)
@@ -128,17 +127,17 @@ class Records:
         store.commit([saved(more), saved(wider)])
         assert store.usage() == [wider]
 
-    def test_a_row_of_nothing_is_gone(self, store: Any) -> None:
+    def test_a_row_with_the_amount_0_is_deleted(self, store: Any) -> None:
         other = structs.replace(ROW, resource="gpu")
         store.commit([saved(ROW, other)])
         store.commit([saved(structs.replace(ROW, amount=0))])
         assert store.usage() == [other]
-        store.commit([saved(structs.replace(ROW, amount=0))])  # gone twice is gone
+        store.commit([saved(structs.replace(ROW, amount=0))])  # deleting twice is no error
         assert store.usage() == [other]
         store.commit([saved(ROW)])
         assert store.usage() == [ROW, other]
 
-    def test_a_row_may_go_and_come_within_one_commit(self, store: Any) -> None:
+    def test_a_row_may_be_deleted_and_created_in_one_commit(self, store: Any) -> None:
         store.commit([saved(ROW), saved(structs.replace(ROW, amount=0)), saved(ROW)])
         assert store.usage() == [ROW]
         store.commit([saved(structs.replace(ROW, amount=5)), saved(structs.replace(ROW, amount=0))])
@@ -151,7 +150,7 @@ class Records:
         store.commit([saved(structs.replace(ROW, amount=amount))])
         assert [row.amount for row in store.usage()] == [amount]
 
-    def test_rows_are_told_by_account_resource_and_time_however_they_came(self, store: Any) -> None:
+    def test_usage_is_sorted_by_account_resource_and_time(self, store: Any) -> None:
         paths = [("b",), ("a", "z"), ("a",), ("a", "b", "c"), ("a/b", "c"), ('"', "\\"), ("ä", "名")]
         rows = [
             UsageRow(path, resource, start, HOUR, 1)
@@ -164,24 +163,24 @@ class Records:
             store.commit([saved(*rows[at : at + 5])])
         assert store.usage() == sorted(rows, key=lambda row: (row.path, row.resource, row.start_ms))
 
-    def test_nothing_of_a_commit_that_is_refused_is_kept(self, store: Any) -> None:
-        store.commit(new(1))
+    def test_nothing_of_a_refused_commit_is_stored(self, store: Any) -> None:
+        store.commit(new_jobs(1))
         with pytest.raises(Exception, match=r"."):
-            store.commit([saved(ROW), *new(1)])
+            store.commit([saved(ROW), *new_jobs(1)])
         assert store.usage() == []
 
     def test_reservations_come_back_as_they_were_by_name_and_survive_a_restart(self, connect: Connect) -> None:
         store: Any = connect()
         store.open()
         demo = structs.replace(RESERVED, name="demo", places=())
-        store.commit([SaveReservation(RESERVED), SaveReservation(demo), *new(1)])
+        store.commit([SaveReservation(RESERVED), SaveReservation(demo), *new_jobs(1)])
         assert store.reservations() == [demo, RESERVED]
         store.close()
         again: Any = connect()
         again.open()
         assert again.reservations() == [demo, RESERVED]
 
-    def test_the_last_word_on_a_reservation_counts(self, connect: Connect) -> None:
+    def test_the_last_save_of_a_reservation_counts(self, connect: Connect) -> None:
         store: Any = connect()
         store.open()
         longer = structs.replace(RESERVED, end_ms=NOW_MS + 9000)
@@ -189,25 +188,32 @@ class Records:
         assert store.reservations() == [longer]
         store.commit([SaveReservation(longer, deleted=True)])
         assert store.reservations() == []
-        store.commit([SaveReservation(longer, deleted=True)])  # forgotten twice is forgotten
+        store.commit([SaveReservation(longer, deleted=True)])  # deleting twice is no error
         store.commit([SaveReservation(RESERVED, deleted=True), SaveReservation(RESERVED)])
         assert store.reservations() == [RESERVED]
 
-    def test_who_waits_for_a_job_is_found_by_the_job(self, connect: Connect) -> None:
+    def test_dependents_are_found_by_the_job(self, connect: Connect) -> None:
         store: Any = connect()
         store.open()
         twice = Dependencies((Dependency("succeeded", job=1), Dependency("checkpointed", job=1)))
-        store.commit([*new(1, 2), *new(3, 4, after=after(1, 2)), *new(5, after=after(3)), *new(6, after=twice)])
+        store.commit(
+            [
+                *new_jobs(1, 2),
+                *new_jobs(3, 4, after=after(1, 2)),
+                *new_jobs(5, after=after(3)),
+                *new_jobs(6, after=twice),
+            ]
+        )
         assert store.dependents([1]) == [(1, 3), (1, 4), (1, 6)]
         assert store.dependents([3, 1, 9], limit=2) == [(1, 3), (1, 4)]
         assert store.dependents([2, 3]) == [(2, 3), (2, 4), (3, 5)]
         assert store.dependents([]) == []
         assert store.job(5).spec.after == after(3)
 
-    def test_a_job_that_is_forgotten_takes_it_along(self, connect: Connect) -> None:
+    def test_a_pruned_job_has_no_dependents(self, connect: Connect) -> None:
         store: Any = connect()
         store.open()
-        store.commit([*new(1, state="succeeded", at_ms=NOW_MS - 1000), *new(2, after=after(1))])
+        store.commit([*new_jobs(1, state="succeeded", at_ms=NOW_MS - 1000), *new_jobs(2, after=after(1))])
         assert store.prune(ended_before_ms=NOW_MS) == [1]
         assert store.dependents([1]) == []
         store.commit([SaveJob(store.job(2))])

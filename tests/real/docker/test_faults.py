@@ -234,7 +234,7 @@ def test_the_runs_of_a_host_that_is_away_when_the_server_begins_are_not_taken_fo
             await desk.backend.close()
             away.kill()
             desk.backend = a_docker(tmp_path, well, away, installation=name)
-            desk.heard.clear()
+            desk.observed.clear()
             await desk.backend.open()
             known = await desk.backend.known()
             assert {run: seen.state for run, seen in known.items()} == {"1.0.1": "placed", "2.0.1": "placed"}

@@ -127,13 +127,13 @@ def test_no_more_containers_than_a_host_may_have_are_there_at_once(tell, dockerd
         assert await desk.backend.start(orders) == {}
         most = 0
         while not all(
-            any(seen.run == order.run.id and seen.state == "succeeded" for seen in desk.heard) for order in orders
+            any(seen.run == order.run.id and seen.state == "succeeded" for seen in desk.observed) for order in orders
         ):
             there = await asyncio.to_thread(dockerd().ask, "GET", "/containers/json")
             most = max(most, len(there))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.1):
-                    await desk.hear()
+                    await desk.poll()
         assert 1 <= most <= 2
         (node,) = await desk.backend.nodes()
         assert node.capacity["containers"] == 2
@@ -252,7 +252,7 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tell, how):
         end = await desk.end_of("1.0.1")
         assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "preempted by 7")
         assert b"told to go" in await desk.log("1.0.1")
-        assert desk.heard[0].at_ms <= end.checkpoint_ms <= end.at_ms
+        assert desk.observed[0].at_ms <= end.checkpoint_ms <= end.at_ms
 
     tell(story)
 
@@ -266,9 +266,9 @@ def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tell):
         order = TakeCheckpoint("1.0.1", desk.backend.name, hook)
         await desk.backend.checkpoint([order, order])
         async with asyncio.timeout(30):
-            while not any(seen.checkpoint_ms for seen in desk.heard):
-                await desk.hear()
-        assert {seen.state for seen in desk.heard} == {"running"}
+            while not any(seen.checkpoint_ms for seen in desk.observed):
+                await desk.poll()
+        assert {seen.state for seen in desk.observed} == {"running"}
 
     tell(story)
 

@@ -80,7 +80,7 @@ class Bench(Desk):
         """The server goes, something happens, and another one comes that remembers nothing."""
         await self.backend.close()
         await asyncio.to_thread(while_away)
-        self.heard.clear()
+        self.observed.clear()
         self.backend = self._made()
         await self.backend.open()
 
@@ -134,7 +134,7 @@ def test_a_run_is_seen_running_and_then_ended(tell):
     async def story(bench: Bench) -> None:
         (end,) = await bench.run(bench.order(1, runs_for="1s"))
         assert (end.state, end.exit_code, end.reason_code) == ("succeeded", 0, "")
-        seen = [seen.state for seen in bench.heard if seen.state != "placed"]
+        seen = [seen.state for seen in bench.observed if seen.state != "placed"]
         assert seen == ["running", "succeeded"]
         assert await bench.backend.known() == {"1.0.1": end}
 
@@ -300,9 +300,9 @@ def test_an_end_stays_known_until_it_is_forgotten_and_then_the_pod_goes(tell):
             await bench.backend.forget([Forget("1.0.1", "prod")])
         assert list(await bench.backend.known()) == ["2.0.1"]
         assert bench.gone("1.0.1")
-        bench.heard.clear()
+        bench.observed.clear()
         await bench.run(bench.order(3, runs_for="1ms"))
-        assert {seen.run for seen in bench.heard} == {"3.0.1"}  # nothing more is heard of what was forgotten
+        assert {seen.run for seen in bench.observed} == {"3.0.1"}  # nothing more is heard of what was forgotten
 
     tell(story)
 
@@ -475,7 +475,7 @@ def test_an_api_that_is_away_is_an_outage_and_nothing_is_forgotten_by_it(tell, p
         with pytest.raises(BackendError):
             await bench.backend.open()
         plane.start_apiserver()  # not in a thread of the loop: it would end with that
-        bench.heard.clear()
+        bench.observed.clear()
         await bench.backend.open()
         assert (await bench.backend.known())["1.0.1"] == end
         assert await bench.end_of("1.0.1") == end  # told again, since nobody has stored it

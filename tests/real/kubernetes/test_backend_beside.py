@@ -77,8 +77,8 @@ async def running(bench: Bench, **fields: Any) -> str:
 
 async def heard(bench: Bench, true: Callable[[Any], object]) -> Any:
     async with asyncio.timeout(30):
-        while not (found := [seen for seen in bench.heard if true(seen)]):
-            await bench.hear()
+        while not (found := [seen for seen in bench.observed if true(seen)]):
+            await bench.poll()
     return found[0]
 
 
@@ -237,7 +237,7 @@ def test_a_second_stop_without_a_hook_does_not_wait_for_the_first(tell, kubelet)
         name = await running(bench, checkpoint=hook)
         await bench.backend.stop([Stop(RUN, "prod", 60_000, StopReason("drained"), hook)])
         await bench.until(lambda: kubelet.commands(name), "the hook has begun")
-        assert RUN not in [seen.run for seen in bench.heard if seen.state in RUN_ENDED]
+        assert RUN not in [seen.run for seen in bench.observed if seen.state in RUN_ENDED]
         await bench.stop(RUN, grace_ms=1000, reason=StopReason("cancelled"))
         end = await bench.end_of(RUN)
         assert (end.state, end.reason) == ("stopped", "drained; its checkpoint was cut short")
@@ -291,7 +291,7 @@ def test_a_run_whose_probe_fails_too_often_is_stopped_as_unhealthy(tell, kubelet
         await heard(bench, lambda seen: seen.health == "ok")
         await asyncio.to_thread(be_ready, cluster, name, False)
         end = await bench.end_of(RUN)
-        assert [seen.health for seen in bench.heard if seen.health][-1] == "failing"
+        assert [seen.health for seen in bench.observed if seen.health][-1] == "failing"
         assert (end.state, end.reason_code) == ("failed", "unhealthy")
         assert end.reason == "its health check failed 2 times in a row"
 

@@ -24,9 +24,9 @@ DEADLINE_S = 120.0
 class Patient(Desk):
     """As the runtime does: after an outage the backend is opened again."""
 
-    async def hear(self) -> None:
+    async def poll(self) -> None:
         try:
-            await super().hear()
+            await super().poll()
         except BackendError:
             with contextlib.suppress(BackendError):
                 await self.backend.open()

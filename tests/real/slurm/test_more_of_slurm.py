@@ -177,12 +177,12 @@ def test_work_is_saved_in_between_and_before_a_stop(own_slurm, tmp_path, how):
             await desk.log_has("1.0.1", b"ready")
             await desk.backend.checkpoint([TakeCheckpoint("1.0.1", "hpc", hook)])
             async with asyncio.timeout(30):
-                while not any(seen.checkpoint_ms for seen in desk.heard):
-                    await desk.hear()
+                while not any(seen.checkpoint_ms for seen in desk.observed):
+                    await desk.poll()
             await desk.backend.stop([Stop("1.0.1", "hpc", 60_000, StopReason("cancelled", "enough"), hook)])
             end = await desk.end_of("1.0.1")
             assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "enough")
-            assert max(seen.checkpoint_ms for seen in desk.heard) <= end.at_ms
+            assert max(seen.checkpoint_ms for seen in desk.observed) <= end.at_ms
 
     asyncio.run(story())
 

@@ -13,13 +13,12 @@ from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.model.errors import NotFound
 from hodei.model.job import JOB_ENDED, JOB_TRANSITIONS
 from hodei.ports import JobQuery
-from hodei.testing.builders import NOW_MS, a_job, a_key, a_record, a_run
-from hodei.testing.store_values import Connect, all_pages, new
+from hodei.testing.builders import NOW_MS, Connect, a_job, a_key, a_record, a_run, all_pages, new_jobs
 
 DAY_MS = 86_400_000
 
 
-QUESTIONS = {
+QUERIES = {
     "one state": ({"states": ("running",)}, lambda job: job.state == "running"),
     "two states": ({"states": ("running", "failed")}, lambda job: job.state in ("running", "failed")),
     "every state": ({"states": tuple(JOB_TRANSITIONS)}, lambda job: True),
@@ -43,16 +42,16 @@ def ended(id: int, at_ms: int, state: str = "succeeded") -> list[Save]:
     return [SaveJob(job, new=True), SaveRun(a_run(id, state="succeeded"), new=True), a_record(id, job=id, at_ms=at_ms)]
 
 
-class Reading:
+class StoreQueries:
     """Pages, filters, events and retention; and all of them together at random."""
 
     def test_pages_hold_every_job_exactly_once_while_new_ones_arrive(self, store: Any) -> None:
-        store.commit(new(*range(1, 26)))
+        store.commit(new_jobs(*range(1, 26)))
         seen, after, arriving = [], 0, 26
         while True:
             page = store.jobs(JobQuery(after=after, limit=4))
             seen += [job.id for job in page.jobs]
-            store.commit(new(arriving))
+            store.commit(new_jobs(arriving))
             arriving += 1
             after = page.next_after
             if not after:
@@ -60,17 +59,17 @@ class Reading:
         assert seen == list(range(25, 0, -1))
 
     def test_a_page_that_ends_exactly_at_the_last_job_says_so(self, store: Any) -> None:
-        store.commit(new(1, 2, 3))
+        store.commit(new_jobs(1, 2, 3))
         assert store.jobs(JobQuery(limit=3)).next_after == 0
         assert store.jobs(JobQuery(limit=2)).next_after == 2
 
-    def test_a_page_has_room_for_one_job_at_least(self, store: Any) -> None:
-        store.commit(new(1, 2))
+    def test_a_page_has_at_least_one_job(self, store: Any) -> None:
+        store.commit(new_jobs(1, 2))
         assert [job.id for job in store.jobs(JobQuery(limit=0)).jobs] == [2]
 
     @pytest.fixture
     def filled(self, store: Any) -> Any:
-        """Forty jobs that differ in everything that can be asked for."""
+        """Forty jobs that differ in every field of a query."""
         states = sorted(JOB_TRANSITIONS)
         store.commit(
             [
@@ -92,7 +91,7 @@ class Reading:
         return store
 
     @pytest.mark.parametrize("limit", [1, 3, 100])
-    @pytest.mark.parametrize(("query", "answers"), QUESTIONS.values(), ids=QUESTIONS.keys())
+    @pytest.mark.parametrize(("query", "answers"), QUERIES.values(), ids=QUERIES.keys())
     def test_a_filter_finds_what_it_names_newest_first(
         self, filled: Any, query: dict[str, Any], answers: Any, limit: int
     ) -> None:
@@ -103,9 +102,9 @@ class Reading:
     def test_active_holds_unfinished_jobs_with_the_runs_since_their_first_attempt(self, store: Any) -> None:
         store.commit(
             [
-                *new(3, state="running", attempt=3, first_attempt=2, count=2),
-                *new(1),
-                *new(2, state="succeeded", attempt=1),
+                *new_jobs(3, state="running", attempt=3, first_attempt=2, count=2),
+                *new_jobs(1),
+                *new_jobs(2, state="succeeded", attempt=1),
                 *(
                     SaveRun(run, new=True)
                     for run in (
@@ -123,7 +122,7 @@ class Reading:
         assert [run.id for run in store.runs(3)] == ["3.0.1", "3.0.2", "3.1.2", "3.0.3"]
 
     def test_a_requeued_job_is_active_again(self, store: Any) -> None:
-        store.commit(new(1, state="failed", attempt=1))
+        store.commit(new_jobs(1, state="failed", attempt=1))
         assert store.active() == []
         store.commit([SaveJob(a_job(1, state="pending", attempt=1))])
         assert [job.id for job, _ in store.active()] == [1]
@@ -149,9 +148,9 @@ class Reading:
         assert [event.seq for event in store.events(job=3, after=7, limit=2)] == [11, 15]
         assert store.events(job=77) == []
 
-    def test_prune_forgets_old_ended_jobs_with_their_runs_and_events_and_nothing_else(self, store: Any) -> None:
+    def test_prune_deletes_old_ended_jobs_with_their_runs_and_events_and_nothing_else(self, store: Any) -> None:
         old, young = NOW_MS - 10, NOW_MS + 10
-        store.commit([*ended(1, old), *ended(2, young), *ended(3, old, "failed"), *new(4, changed_ms=old)])
+        store.commit([*ended(1, old), *ended(2, young), *ended(3, old, "failed"), *new_jobs(4, changed_ms=old)])
         assert store.prune(ended_before_ms=NOW_MS) == [1, 3]
         assert all_pages(store) == [4, 2]
         assert (store.runs(1), store.run("3.0.1"), store.job(1)) == ([], None, None)
@@ -179,24 +178,24 @@ class Reading:
         with pytest.raises(NotFound):
             store.commit([SaveJob(a_job(1))])
 
-    def test_a_key_lives_a_day_longer_than_what_is_pruned(self, store: Any) -> None:
+    def test_a_key_is_kept_a_day_longer_than_other_records(self, store: Any) -> None:
         store.commit([a_key("ancient", at_ms=NOW_MS - DAY_MS - 1), a_key("old", at_ms=NOW_MS - DAY_MS), a_key("new")])
         assert store.prune_unattached(before_ms=NOW_MS) == 1
         assert store.key("ancient") is None
         assert store.key("old") is not None
         assert store.key("new") is not None
 
-    def test_events_of_no_job_are_forgotten_by_age(self, store: Any) -> None:
+    def test_events_of_no_job_are_pruned_by_age(self, store: Any) -> None:
         store.commit([a_record(1, "node.joined", at_ms=NOW_MS - 1), a_record(2, "node.lost", at_ms=NOW_MS)])
         assert store.prune_unattached(before_ms=NOW_MS) == 1
         assert [event.seq for event in store.events()] == [2]
 
-    def test_loose_records_go_in_bites_that_say_whether_there_may_be_more(self, store: Any) -> None:
+    def test_unattached_records_are_pruned_in_steps_that_say_whether_more_may_follow(self, store: Any) -> None:
         old = NOW_MS - 2 * DAY_MS
         store.commit([a_record(seq, "node.joined", at_ms=old) for seq in range(1, 6)])
         store.commit([a_key(f"k{number}", at_ms=old) for number in range(5)])
-        gone = [store.prune_unattached(before_ms=NOW_MS, limit=4) for _ in range(4)]
-        assert gone == [4, 4, 2, 0]
+        pruned = [store.prune_unattached(before_ms=NOW_MS, limit=4) for _ in range(4)]
+        assert pruned == [4, 4, 2, 0]
         assert store.events() == []
         assert all(store.key(f"k{number}") is None for number in range(5))
 
@@ -240,5 +239,5 @@ class Reading:
             assert {job.id: job.state for job in store.jobs(JobQuery(limit=1000)).jobs} == jobs
             assert [job.id for job, _ in store.active()] == sorted(id for id in jobs if jobs[id] not in JOB_ENDED)
 
-    def test_check_says_that_all_is_well(self, store: Any) -> None:
+    def test_check_finds_no_problem(self, store: Any) -> None:
         assert [line for line in store.check() if not line[1]] == []
