@@ -248,7 +248,7 @@ def test_what_can_mean_no_job_is_refused_by_every_call_before_anything_is_sent(
     calls = [
         client.wait, client.job, client.cancel, client.hold, client.release, client.requeue, client.suspend, client.resume,
         client.checkpoint, client.migrate, client.why, client.priority, client.graph, client.log_times, client.log_reader,
-        client.log_lines, client.array, client.cancel_array, client.hold_array, client.release_array, client.wait_array,
+        client.log_lines, client.array,
         client.elements, client.resolve, client.requeue_all, lambda one: client.requeue_all(arrays=one),
         lambda one: client.requeue_all([one]), lambda one: client.wait([one]), lambda one: client.execute(one, ["true"]),
         lambda one: list(client.logs(one)),

@@ -4,7 +4,7 @@ job does not stop the rest."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +17,6 @@ from hodei.cli.output import clean, emit_list, note
 from hodei.cli.refs import (
     ACTIVE,
     Targets,
-    id_text,
     is_array_row,
     name_in_brackets,
     reference_text,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 Action = Callable[[int], "JobView"]
 # For an array, `checkpoint` and `migrate` apply to the elements in these states.
 RUNNING = ("scheduled", "running")
+_CANCEL = "cancel requested"
 
 
 @click.command()
@@ -111,39 +111,8 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, ou
         targets = resolve_targets(server, jobs)
         if "all" in jobs and targets.jobs and not yes:
             _confirm(f"cancel {len(targets.jobs)} active jobs?", hint="add --yes")
-        ctx.exit(
-            _apply(
-                targets,
-                lambda id: server.cancel(id, reason),
-                lambda id: server.cancel_array(id, reason),
-                output,
-                "cancel requested",
-                "cancelled",
-                "cancel requested",
-            )
-        )
-
-
-@click.command()
-@jobs_argument
-@output_option
-@click.pass_context
-def hold(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
-    """Keep jobs from starting until they are released."""
-    with client() as server:
-        targets = resolve_targets(server, jobs)
-        ctx.exit(_apply(targets, server.hold, server.hold_array, output, "hold requested", "held", "held"))
-
-
-@click.command()
-@jobs_argument
-@output_option
-@click.pass_context
-def release(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
-    """Release held jobs."""
-    with client() as server:
-        targets = resolve_targets(server, jobs)
-        ctx.exit(_apply(targets, server.release, server.release_array, output, "released", "released", "released"))
+        code = _apply(targets, lambda id: server.cancel(id, reason), output, _CANCEL, "cancelled", array_done=_CANCEL)
+    ctx.exit(code)
 
 
 @click.command()
@@ -174,17 +143,7 @@ def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, 
         if not yes:
             for array in targets.arrays:
                 _confirm_succeeded(array)
-        ctx.exit(
-            _apply(
-                targets,
-                server.requeue,
-                lambda id: _requeue_array(server, id),
-                output,
-                "requeue requested",
-                "requeued",
-                "requeued",
-            )
-        )
+        ctx.exit(_apply(targets, lambda id: _requeue(server, id), output, "requeue requested", "requeued"))
 
 
 def _all_failed(server: Client, targets: Targets, *, yes: bool) -> list[int]:
@@ -195,7 +154,11 @@ def _all_failed(server: Client, targets: Targets, *, yes: bool) -> list[int]:
     return failed
 
 
-def _requeue_array(server: Client, id: int) -> JobView:
+def _requeue(server: Client, id: int) -> JobView:
+    from hodei.client import ArrayId
+
+    if not isinstance(id, ArrayId):
+        return server.requeue(id)
     if not server.requeue_all(arrays=[id]).requeued:
         raise Conflict(f"no element of array {id}[] has started yet")
     return server.array(id)
@@ -238,41 +201,6 @@ def _requeue_failed(server: Client, targets: Targets, output: str) -> None:
 
 @click.command()
 @jobs_argument
-@output_option
-@click.pass_context
-def suspend(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
-    """Suspend jobs: they take a checkpoint if they can, stop, and wait until they are resumed."""
-    with client() as server:
-        ids = resolve_ids(server, jobs, ACTIVE)
-        ctx.exit(_apply_to_jobs(ids, server.suspend, output, "suspend requested", "suspended"))
-
-
-@click.command()
-@jobs_argument
-@output_option
-@click.pass_context
-def resume(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
-    """Resume suspended jobs; the same as `release`."""
-    with client() as server:
-        ctx.exit(_apply_to_jobs(resolve_ids(server, jobs, ACTIVE), server.resume, output, "resumed", "resumed"))
-
-
-@click.command()
-@jobs_argument
-@output_option
-@click.pass_context
-def checkpoint(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
-    """Make running jobs take a checkpoint now and continue.
-
-    `hodei job show` shows the last one. The job file defines how it is taken (`checkpoint`).
-    """
-    with client() as server:
-        ids, done = resolve_ids(server, jobs, RUNNING), "checkpoint requested"
-        ctx.exit(_apply_to_jobs(ids, server.checkpoint, output, done, done))
-
-
-@click.command()
-@jobs_argument
 @click.option("--to", default="", metavar="NODE", shell_complete=complete_nodes, help="Only to this node.")
 @click.option("--force", is_flag=True, help="Even if no other node can take the job now: it waits then.")
 @output_option
@@ -283,49 +211,81 @@ def migrate(ctx: click.Context, jobs: tuple[str, ...], to: str, force: bool, out
     Refused if no other node can take them now. To empty a whole node: `hodei node drain`.
     """
     with client() as server:
-        ids, done = resolve_ids(server, jobs, RUNNING), "migration requested"
-        ctx.exit(_apply_to_jobs(ids, lambda id: server.migrate(id, to, force), output, done, done))
+        targets, done = Targets([], resolve_ids(server, jobs, RUNNING)), "migration requested"
+        ctx.exit(_apply(targets, lambda id: server.migrate(id, to, force), output, done, done))
+
+
+def _verb(
+    name: str,
+    act: Callable[[Client], Action],
+    help: str,
+    *,
+    requested: str,
+    done: str,
+    states: tuple[str, ...] = (),
+) -> click.Command:
+    """`hodei VERB JOB...`. `states`: the verb has no form for arrays, so it applies to the elements in these states."""
+
+    @click.command(name, help=help)
+    @jobs_argument
+    @output_option
+    @click.pass_context
+    def command(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
+        with client() as server:
+            whole = not states
+            targets = resolve_targets(server, jobs) if whole else Targets([], resolve_ids(server, jobs, states))
+            ctx.exit(_apply(targets, act(server), output, requested, done))
+
+    return command
+
+
+hold = _verb(
+    "hold", lambda server: server.hold, "Keep jobs from starting until they are released.",
+    requested="hold requested", done="held",
+)  # fmt: skip
+release = _verb("release", lambda server: server.release, "Release held jobs.", requested="released", done="released")
+suspend = _verb(
+    "suspend", lambda server: server.suspend,
+    "Suspend jobs: they take a checkpoint if they can, stop, and wait until they are resumed.",
+    requested="suspend requested", done="suspended", states=ACTIVE,
+)  # fmt: skip
+resume = _verb(
+    "resume", lambda server: server.resume, "Resume suspended jobs; the same as `release`.",
+    requested="resumed", done="resumed", states=ACTIVE,
+)  # fmt: skip
+checkpoint = _verb(
+    "checkpoint", lambda server: server.checkpoint,
+    """Make running jobs take a checkpoint now and continue.
+
+    `hodei job show` shows the last one. The job file defines how it is taken (`checkpoint`).""",
+    requested="checkpoint requested", done="checkpoint requested", states=RUNNING,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- helpers
 
 
-def _apply(
-    targets: Targets,
-    to_job: Action,
-    to_array: Action,
-    output: str,
-    requested: str,
-    done: str,
-    array_done: str,
-) -> int:
-    """Apply a verb to arrays and jobs; returns the exit code of the first failure."""
-    arrays, code = _call_each((array.id for array in targets.arrays), to_array)
-    if output in ("table", "wide"):
-        for view in arrays:
-            counts = state_counts(view.array) if view.array else ""
-            click.echo(f"array {view.id}[]{name_in_brackets(view)} {array_done}: {counts}")
-    elif arrays:
-        emit_list(arrays, output, (), name=id_text)
-    if targets.jobs or not targets.arrays:
-        code = code or _apply_to_jobs(targets.jobs, to_job, output, requested, done)
-    return code
+def _apply(targets: Targets, act: Action, output: str, requested: str, done: str, *, array_done: str = "") -> int:
+    """Apply a verb to arrays and jobs; returns the exit code of the first failure. `requested` is printed for a running
+    job, which has not followed yet, `done` for the others."""
+    from hodei.client import ArrayId
 
-
-def _apply_to_jobs(ids: list[int], act: Action, output: str, requested: str, done: str) -> int:
-    """`requested` is printed for a running job, which has not followed yet, `done` for the others."""
-    views, code = _call_each(ids, act)
+    arrays, array_code = _call_each([ArrayId(array.id) for array in targets.arrays], act)
+    jobs, code = _call_each(targets.jobs, act)
     if output not in ("table", "wide"):
-        emit_list(views, output, (), name=reference_text)
-        return code
-    if not ids:
-        note("no active jobs")
-    for view in views:
+        emit_list([*arrays, *jobs], output, (), name=reference_text)
+        return array_code or code
+    for view in arrays:
+        counts = state_counts(view.array) if view.array else ""
+        click.echo(f"array {view.id}[]{name_in_brackets(view)} {array_done or done}: {counts}")
+    for view in jobs:
         click.echo(f"job {view.id}{name_in_brackets(view)} {requested if view.state in RUNNING else done}")
-    return code
+    if not targets.arrays and not targets.jobs:
+        note("no active jobs")
+    return array_code or code
 
 
-def _call_each(ids: Iterable[int], act: Action) -> tuple[list[JobView], int]:
+def _call_each(ids: Sequence[int], act: Action) -> tuple[list[JobView], int]:
     """The results, and the exit code of the first failure. Failures are reported as they happen."""
     views, code = list["JobView"](), errors.OK
     for id in ids:

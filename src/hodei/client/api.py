@@ -138,18 +138,13 @@ class Client(ResourceClient):
         return msgspec.structs.replace(found, job=array, runs=[]) if array is not None else found
 
     def cancel(self, id: Reference, reason: str = "") -> JobView:
-        array, one = self._job_or_array(id)
-        if array is not None:
-            return self.cancel_array(array.id, reason)
-        return self._post(f"/jobs/{one}/cancel", JobView, CancelRequest(reason))
+        return self._post(f"{self._path(id)}/cancel", JobView, CancelRequest(reason))
 
     def hold(self, id: Reference) -> JobView:
-        array, one = self._job_or_array(id)
-        return self.hold_array(array.id) if array is not None else self._post(f"/jobs/{one}/hold", JobView)
+        return self._post(f"{self._path(id)}/hold", JobView)
 
     def release(self, id: Reference) -> JobView:
-        array, one = self._job_or_array(id)
-        return self.release_array(array.id) if array is not None else self._post(f"/jobs/{one}/release", JobView)
+        return self._post(f"{self._path(id)}/release", JobView)
 
     def requeue(self, id: Reference) -> JobView:
         """Start a job again. For an array: every element that has started, also those that have succeeded."""
@@ -225,7 +220,7 @@ class Client(ResourceClient):
         wanted = [self._job_or_array(id) for id in as_list(ids)]
         views: list[JobView] = []
         for array, id in wanted:
-            view = self._wait(f"/{'jobs' if array is None else 'arrays'}/{int(id)}/wait", deadline)
+            view = self._wait(f"/{'jobs' if array is None else 'arrays'}/{id}/wait", deadline)
             if not _has_ended(view):
                 later = wanted[len(views) + 1 :]
                 views += [view, *(self.job(one).job if array is None else self.array(one) for array, one in later)]
@@ -244,20 +239,6 @@ class Client(ResourceClient):
     def array(self, id: Reference) -> JobView:
         """The array that this job is an element of, as one row: `array.states` counts its elements by state."""
         return self._get(f"/arrays/{self._element_id(id)}", JobView)
-
-    def cancel_array(self, id: Reference, reason: str = "") -> JobView:
-        return self._post(f"/arrays/{self._element_id(id)}/cancel", JobView, CancelRequest(reason))
-
-    def hold_array(self, id: Reference) -> JobView:
-        return self._post(f"/arrays/{self._element_id(id)}/hold", JobView)
-
-    def release_array(self, id: Reference) -> JobView:
-        return self._post(f"/arrays/{self._element_id(id)}/release", JobView)
-
-    def wait_array(self, id: Reference, timeout_s: float | None = None) -> JobView:
-        """The array when every element has ended, or after `timeout_s`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self._wait(f"/arrays/{self._element_id(id)}/wait", deadline)
 
     def elements(self, array: Reference, state: str | Sequence[str] = ()) -> Iterator[JobView]:
         """The elements of an array, last first, fetched page by page; only those in one of these states."""
@@ -384,6 +365,13 @@ class Client(ResourceClient):
         if len(ids) != 1:
             raise InvalidInput(f"{reference!r} names {len(ids)} jobs, this call takes one")
         return None, ids[0]
+
+    def _path(self, reference: Reference) -> str:
+        ref = normalize(reference)
+        if isinstance(ref, int):
+            return f"/{'arrays' if isinstance(ref, ArrayId) else 'jobs'}/{int(ref)}"
+        array, one = self._job_or_array(ref)
+        return f"/jobs/{one}" if array is None else f"/arrays/{one}"
 
     def _job_id(self, reference: Reference) -> int:
         """The id of one job, for calls that do not take an array."""

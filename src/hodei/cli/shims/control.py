@@ -42,7 +42,7 @@ def scancel(argv: list[str]) -> int:
         raise CommandError(
             "error: only TERM is supported as a signal; next: hodei exec, or `checkpoint` in the job file"
         )
-    from hodei.client import Client
+    from hodei.client import ArrayId, Client
 
     def report(text: str) -> None:
         if "quiet" not in args:
@@ -65,7 +65,7 @@ def scancel(argv: list[str]) -> int:
                 if "verbose" in args:
                     report(f"Terminating job {text}")
                 if array := array_of(client, text):
-                    client.cancel_array(array)
+                    client.cancel(ArrayId(array))
                     continue
                 for view in job_views(client, text):
                     if view.state in JOB_ENDED:
@@ -160,11 +160,13 @@ def _job_lines(row: JobRow) -> list[list[tuple[str, object]]]:
 
 
 def _apply(client: Client, action: str, text: str) -> int:
+    from hodei.client import ArrayId
+
     action = "hold" if action == "uhold" else action
     try:
         array = array_of(client, text)
         if array and action in ("hold", "release"):
-            (client.hold_array if action == "hold" else client.release_array)(array)
+            (client.hold if action == "hold" else client.release)(ArrayId(array))
         else:
             for id in job_ids(client, text):
                 getattr(client, action)(id)

@@ -130,8 +130,10 @@ def _test_only(client: Client, document: dict[str, Any]) -> int:
 
 def _wait(client: Client, id: int, array: bool) -> int:
     """The highest exit code of all elements, as sbatch --wait returns it."""
+    from hodei.client import ArrayId
+
     if array:
-        client.wait_array(id)
+        client.wait(ArrayId(id))
         views = job_views(client, str(id))
     else:
         views = client.wait(id)
