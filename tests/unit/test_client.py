@@ -69,7 +69,7 @@ def test_the_token_of_this_machine_is_never_sent_to_another_host(tmp_path: Path)
     assert find_server("http://127.0.0.1:9", home=home, environ={}).token == "hod_home"
 
 
-def test_without_any_server_the_error_says_how_to_start_one(tmp_path: Path):
+def test_without_a_server_the_error_has_the_command_to_start_one(tmp_path: Path):
     with pytest.raises(ServerUnreachable) as caught:
         find_server(home=tmp_path, environ={})
     assert "hodei up" in caught.value.hint
@@ -111,7 +111,7 @@ def test_an_address_may_have_a_path_and_a_bare_host(tmp_path: Path):
         (500, "BUG", HodeiError),
     ],
 )
-def test_a_problem_becomes_the_error_it_stands_for(status: int, code: str, kind: type[HodeiError]):
+def test_a_problem_becomes_its_exception(status: int, code: str, kind: type[HodeiError]):
     error = error_from(status, msgspec.json.encode({"code": code, "message": "what", "hint": "next"}))
     assert type(error) is kind
     assert (error.message, error.hint, error.code) == ("what", "next", code)
@@ -242,7 +242,7 @@ def test_many_jobs_go_in_chunks_each_with_a_key_of_its_own_and_survive_a_restart
 
 
 @pytest.mark.parametrize("wrong", [None, 1.5, b"x", "", 0, -1, True, object(), {"a": 1}])
-def test_what_can_mean_no_job_is_refused_by_every_call_before_anything_is_sent(
+def test_an_invalid_reference_is_refused_by_every_call_before_anything_is_sent(
     stub: Stub, client: Client, wrong: object
 ):
     calls = [
@@ -283,7 +283,7 @@ def test_pages_are_read_until_the_last_and_not_beyond_the_limit(stub: Stub, clie
     assert [view.id for view in client.jobs(limit=6)] == [10, 9, 8, 7, 6, 5]
 
 
-def test_wait_asks_again_until_the_job_has_ended(stub: Stub, client: Client):
+def test_wait_polls_until_the_job_has_ended(stub: Stub, client: Client):
     states = iter(["running", "running", "failed"])
     stub.on("GET", f"{API}/jobs/5/wait", lambda _: job(5, next(states)))
     assert client.wait(5)[0].state == "failed"
@@ -319,7 +319,7 @@ def test_a_server_that_was_never_met_is_not_waited_for(stub: Stub, client: Clien
         client.wait(5)
 
 
-def test_wait_times_out_with_what_it_knows(stub: Stub, client: Client):
+def test_wait_times_out_with_the_current_states(stub: Stub, client: Client):
     stub.on("GET", f"{API}/jobs/5/wait", job(5))
     stub.on("GET", f"{API}/jobs/6/wait", job(6, "running"))
     with pytest.raises(WaitTimedOut) as caught:
@@ -389,7 +389,7 @@ def test_following_a_job_that_has_not_started_waits_for_it(stub: Stub, client: C
     assert b"".join(client.logs(3, follow=True)) == b"here"
 
 
-def test_lines_of_a_run_that_nobody_has_heard_to_begin_are_of_now(stub: Stub, client: Client):
+def test_lines_of_a_run_whose_start_is_not_reported_yet_have_the_current_time(stub: Stub, client: Client):
     before_ms = time.time_ns() // 1_000_000
     stub.on("GET", f"{API}/jobs/3", JobDetail(job(3), {}, []))
     stub.on("GET", f"{API}/jobs/3/logs", Written(b"hi\n", running=True))
@@ -456,7 +456,7 @@ def test_a_node_is_patched_by_name_and_the_name_cannot_leave_its_place(stub: Stu
     assert stub.requests[0].json()["labels"] == {"x": None}
 
 
-def test_a_starting_server_is_waited_for_when_asked_to(stub: Stub, client: Client):
+def test_wait_ready_waits_for_a_starting_server(stub: Stub, client: Client):
     answers = iter([problem(503, "NOT_READY", "starting"), problem(503, "NOT_READY", "starting"), b"ok\n"])
     stub.on("GET", "/readyz", lambda _: next(answers))
     stub.on("POST", f"{API}/jobs", Answer(SubmitReply([1]), 201))

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, the client raises its own errors: with a message, a code, and never those of a library below it."""
+"""The client raises only its own errors, with a message and a code, never those of a library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodei.model.errors import HodeiError, InvalidInput
 
 @contextmanager
 def answering(*answers: bytes) -> Iterator[str]:
-    """A server that says these bytes, one to each connection, and hangs up."""
+    """A server that sends these bytes, one entry for each connection, and closes it."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""Latitude and longitude of nodes: from configuration, on every way there, and what they do for `near`."""
+"""Latitude and longitude of nodes: from the configuration, in every form, and their effect on `near`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export of an incident: today's nodes and the events since are turned back into what there was and what happened."""
+"""Export of an incident: the earlier cluster and its facts, from the current nodes and the events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def node(name: str, **fields: Any) -> Node:
 
 
 def history(controller: Controller, *steps: tuple[int, Fact]) -> list[Event]:
-    """The events that the controller itself tells when these facts reach it, so many ms after the beginning."""
+    """The events that the controller emits for these facts, at these ms after the start."""
     out = []
     for at_ms, fact in steps:
         saves = controller.step(BEGAN_MS + at_ms, [fact]).saves
@@ -41,7 +41,7 @@ def now(controller: Controller) -> list[NodeView]:
 def story(
     before: list[Fact], *steps: tuple[int, Fact], end_ms: int = 60_000
 ) -> tuple[dict[str, dict[str, Any]], list[tuple[int, dict[str, Any]]]]:
-    """The cluster and the facts of an incident that begins after `before`."""
+    """The cluster and the facts of an incident that starts after `before`."""
     controller = make_controller(SchedulingConfig())
     history(controller, *((-1000, fact) for fact in before))
     events = history(controller, *steps)
@@ -49,7 +49,7 @@ def story(
     return {entry["name"]: entry for entry in told.cluster()}, told.facts()
 
 
-def test_a_node_that_is_gone_today_is_described_by_its_loss():
+def test_a_removed_node_is_described_by_its_last_event():
     cluster, facts = story(
         [NodeJoined(node("a")), NodeJoined(node("b", labels={"disk": "ssd"}, taints=(BAD,)))], (10, NodeLost("b"))
     )
@@ -59,7 +59,7 @@ def test_a_node_that_is_gone_today_is_described_by_its_loss():
     assert facts == [(10, {"lose": "b"})]
 
 
-def test_a_node_that_joined_meanwhile_was_not_there_at_the_beginning():
+def test_a_node_that_joined_later_is_absent_at_the_start():
     cluster, facts = story([NodeJoined(node("a"))], (10, NodeJoined(node("b"))))
     assert "there" not in cluster["a"]
     assert cluster["b"]["there"] is False

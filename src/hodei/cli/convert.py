@@ -45,7 +45,7 @@ def convert(path: str, strict: bool, output: str) -> None:
 
 
 def read_script(path: str) -> str:
-    return read_text(path, hint="is it a batch script?", limit=MAX_SCRIPT_BYTES)
+    return read_text(path, hint="name a batch script, or - for stdin", limit=MAX_SCRIPT_BYTES)
 
 
 def converted(

@@ -18,7 +18,12 @@ FOREIGN_COMMANDS = {
     "scancel": "cancel", "serve": "up", "show": "job show", "sinfo": "nodes", "squeue": "jobs", "srun": "run", "start": "up",
     "status": "jobs", "stop": "cancel", "tail": "logs", "top": "nodes",
 }  # fmt: skip
-FOREIGN_VERBS = {"add": "create", "new": "create", "ls": "list", "get": "show", "describe": "show", "remove": "delete", "rm": "delete"}  # fmt: skip
+# The first of these verbs that the group has.
+FOREIGN_VERBS = {
+    "add": ("create",), "new": ("create",), "submit": ("create",), "ls": ("list",), "get": ("show",), "describe": ("show",),
+    "delete": ("delete", "cancel"), "remove": ("delete", "cancel"), "rm": ("delete", "cancel"), "kill": ("cancel",),
+    "stop": ("cancel",), "update": ("set",), "edit": ("set",),
+}  # fmt: skip
 
 
 class Lazy(NamedTuple):
@@ -66,9 +71,8 @@ class Group(click.Group):
 
     def suggestion(self, ctx: click.Context, word: str) -> str:
         known = self.list_commands(ctx)
-        nearest = FOREIGN_VERBS.get(word, "")
-        if nearest not in known:
-            nearest = next(iter(get_close_matches(word, known, n=1)), "")
+        foreign = [verb for verb in FOREIGN_VERBS.get(word, ()) if verb in known]
+        nearest = next(iter([*foreign, *get_close_matches(word, known, n=1)]), "")
         if nearest:
             return f"; did you mean '{ctx.command_path} {nearest}'?"
         above = ctx.find_root().command

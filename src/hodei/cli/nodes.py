@@ -81,7 +81,6 @@ def list_nodes(selector: str, output: str, no_headers: bool, watch: bool) -> Non
             draw(fetch())
 
 
-node.add_command(exec_on_node)
 add_verbs(
     node,
     Verb("show", lambda server, name: server.node(name), lambda n: _describe(n), "Show one node."),
@@ -91,6 +90,7 @@ add_verbs(
          lambda n: f"node {clean(n.name)} uncordoned", "Allow new work on a node again."),
     argument=node_argument,
 )  # fmt: skip
+node.add_command(exec_on_node)
 
 
 @node.command("drain")

@@ -71,7 +71,7 @@ def resolve_job(client: Client, reference: str) -> int:
 def single_job(targets: Targets, reference: str) -> int:
     if len(targets.jobs) != 1:
         what = f"{reference!r} names {len(targets.jobs)} jobs, this command takes one"
-        raise UsageProblem(what, hint="see: hodei jobs")
+        raise UsageProblem(what, hint="hodei jobs")
     return targets.jobs[0]
 
 

@@ -354,9 +354,9 @@ def create_reservation(
     from hodei.api.resources import ReservationRequest
 
     if bool(duration) == bool(until):
-        raise UsageProblem("give either --for (the duration) or --until (the end)")
+        raise UsageProblem("give either --for (the duration) or --until (the end)", hint="for example --for 2h")
     if bool(nodes) == bool(named):
-        raise UsageProblem("give either --nodes (how many) or --node (which)")
+        raise UsageProblem("give either --nodes (how many) or --node (which)", hint="for example --nodes 2")
     request = ReservationRequest(
         start=_parse_moment(start), duration=duration, until=_parse_moment(until) if until else "",
         nodes=nodes or 0, node=list(named), **given,

@@ -227,7 +227,7 @@ class Client(ResourceClient):
                 running = [str(v.id) for v in views if not _has_ended(v)]
                 raise WaitTimedOut(
                     f"{len(running)} of {len(wanted)} jobs not ended after {timeout_s:g} s: {', '.join(running[:10])}",
-                    hint=f"see: hodei why {running[0]}" if running else "", jobs=views,
+                    hint=f"hodei why {running[0]}" if running else "", jobs=views,
                 )  # fmt: skip
             views.append(view)
             if on_end:

@@ -132,7 +132,7 @@ def _newest(client: Client, name: str) -> JobView:
     found = next(iter(client.jobs(limit=1, name="" if name == "last" else name, arrays="fold")), None)
     if found is None:
         what = "there is no job yet" if name == "last" else f"no job has the name {name[:80]!r}"
-        raise NotFound(what, hint="see: hodei jobs -a")
+        raise NotFound(what, hint="hodei jobs -a")
     return found
 
 

@@ -1,5 +1,4 @@
-"""Other names for the same settings, and the YAML form with `scheduler.backends[]`: each means one thing, and mistakes are
-named with their line."""
+"""Aliases of settings, and the YAML form with `scheduler.backends[]`; mistakes are reported with their line."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ scheduler:
     assert read(listed.replace("docker_standalone]", "my_docker]")).scheduling.fallback == ("local", "my_docker")
 
 
-def test_every_name_of_a_scheduler_has_its_meaning() -> None:
+def test_every_alias_of_a_scheduler_is_translated() -> None:
     scheduling = read(SCHEDULERS).scheduling
     general, gpu = scheduling.profiles["default"], scheduling.profiles["gpu"]
     assert (general.queue, general.preemption, general.max_queue_time) == ("priority", False, "2h")
@@ -127,7 +126,7 @@ def test_the_names_are_understood_in_a_toml_profile_too(tmp_path: Path) -> None:
     assert (profile.queue, profile.secondary, profile.scheduling_timeout) == ("fifo", "shortest", "5s")
 
 
-def test_primary_and_secondary_are_written_like_the_other_words() -> None:
+def test_primary_and_secondary_accept_camel_case() -> None:
     profile = read("scheduler: {primary_policy: Fifo, secondary_policy: Shortest}").scheduling.profiles["default"]
     assert (profile.queue, profile.secondary) == ("fifo", "shortest")
 
@@ -140,7 +139,7 @@ def test_primary_and_secondary_are_written_like_the_other_words() -> None:
         ("preemption: {budget: -3}", "scheduling.preemption.budget"),
     ],
 )
-def test_a_number_that_means_nothing_is_refused(text: str, path: str) -> None:
+def test_an_invalid_number_is_refused(text: str, path: str) -> None:
     config = read(f"scheduling: {{{text}}}").scheduling
     with pytest.raises(InvalidInput) as error:
         check_scheduling(config)
@@ -185,7 +184,7 @@ def test_a_file_in_our_own_form_may_be_yaml(tmp_path: Path) -> None:
         ("a: [1\n", "hodei.yaml:2:1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_line(text: str, problem: str) -> None:
+def test_mistakes_are_reported_with_their_line(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as error:
         read(text)
     said = [f"{path}: {text}" for path, text in error.value.problems]
@@ -211,6 +210,6 @@ def test_parallel_scheduling_is_how_many_jobs_are_placed_in_one_step(value: str,
 
 
 @pytest.mark.parametrize("value", [0, -3, 1_000_000])
-def test_a_number_of_parallel_jobs_that_means_nothing_is_refused(value: Any) -> None:
+def test_an_invalid_number_of_parallel_jobs_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match="means nothing"):
         make_controller(read(f"scheduler: {{parallel_scheduling: {value}}}\n").scheduling)

@@ -31,7 +31,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 @pytest.fixture
 def hodei() -> Callable[..., Result]:
-    """`hodei("jobs", "-a")`: the command as people call it; nothing but SystemExit ever comes out of it."""
+    """`hodei("jobs", "-a")`: the command as on a shell; it raises nothing but SystemExit."""
 
     def call(*args: str, input: str | bytes | None = None) -> Result:
         result = CliRunner().invoke(cli, list(args), input=input)

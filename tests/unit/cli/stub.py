@@ -1,7 +1,7 @@
-"""A real HTTP server on loopback that answers what a test tells it to.
+"""A real HTTP server on loopback whose responses a test sets.
 
-It proves how the client talks: what it sends, how it reads, what it does when a connection breaks or the server is
-away. It does NOT prove that a Hodei server understands it: routes, states and limits here are the test's own words.
+It shows what the client sends, how it reads responses, and what it does when a connection breaks or the server is down.
+It does NOT show that a Hodei server understands the requests: routes, states and limits are those of the test.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Handler = Callable[[Request], Any]
 
 
 class Stub:
-    """`on("GET", "/api/v1/nodes", …)` takes a value, an Answer, or a function of the request. Last word counts."""
+    """`on("GET", "/api/v1/nodes", …)` takes a value, an Answer, or a function of the request. The last call counts."""
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], Any] = {}
@@ -123,7 +123,7 @@ class Stub:
         return self
 
     def stop(self) -> None:
-        """As a killed server: nobody listens, and open connections are gone."""
+        """Like a killed server: nothing listens, and open connections are closed."""
         if self._server is None:
             return
         self._server.shutdown()

@@ -1,4 +1,4 @@
-"""`17[]` and `17[3]` at the terminal. The server here says what the test tells it to."""
+"""Arrays on the command line: `17[]` and `17[3]`, against a stub server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_elements_ranges_and_other_jobs_are_no_arrays(client):
     assert resolve_targets(client, ["5", "18", "17[12]", "17-18"]) == ([], [5, 18, 17])
 
 
-def test_a_command_for_one_job_takes_a_number_as_it_is_and_asks_for_an_element_of_a_name(client):
+def test_a_command_for_one_job_takes_a_number_as_a_job_and_refuses_the_name_of_an_array(client):
     assert resolve_job(client, "17") == 17
     with pytest.raises(UsageProblem) as refused:
         resolve_job(client, "sweep")
@@ -60,14 +60,14 @@ def test_a_command_for_one_job_takes_a_number_as_it_is_and_asks_for_an_element_o
     assert refused.value.hint == "name an element: 'sweep[10]'"
 
 
-def test_an_element_is_listed_so_that_its_id_means_it_alone():
+def test_an_element_is_listed_with_a_reference_to_just_that_element():
     element = structs.replace(job(17), array=ArrayView(17, 10, 5, 2, 10, 2))
     assert reference_text(element) == "17[10]"
     assert reference_text(structs.replace(job(17), array=ArrayView(17, 0, 1))) == "17"
     assert (reference_text(SWEEP), reference_text(job(3))) == ("17[]", "3")
 
 
-def test_one_element_is_shown_with_its_place_and_with_commands_that_mean_it_alone(stub, hodei):
+def test_one_element_is_shown_with_its_array_and_with_commands_for_just_that_element(stub, hodei):
     element = structs.replace(job(17, name="sweep"), array=ArrayView(17, 10, 5, 2, 10, 2))
     stub.on("GET", f"{API}/arrays/17", SWEEP)
     stub.on("GET", f"{API}/jobs/17", JobDetail(element, {}, []))

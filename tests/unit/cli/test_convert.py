@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from hodei.cli.convert import SHIMS
@@ -22,17 +23,22 @@ def test_a_script_is_printed_as_a_job_file_that_a_server_takes(hodei, tmp_path):
     assert "--mail-type END was left out" in done.stderr
 
 
+def test_a_script_is_converted_to_json_too(hodei):
+    document = json.loads(hodei("convert", "-", "-o", "json", input=SCRIPT).stdout)
+    assert document["name"] == "sweep"
+
+
 def test_strict_makes_an_error_of_what_was_left_out(hodei):
     assert hodei("convert", "-", "--strict", input=SCRIPT).exit_code == 1
     assert hodei("convert", "-", input=SCRIPT).exit_code == 0
 
 
-def test_a_file_that_is_no_text_is_said_to_be_none(hodei, tmp_path):
+def test_a_binary_file_is_refused(hodei, tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
     assert hodei("convert", str(tmp_path / "x")).exit_code == 2
 
 
-def test_the_commands_for_fingers_are_written_and_nothing_else_is_overwritten(hodei, tmp_path):
+def test_shims_are_written_and_other_files_are_not_overwritten(hodei, tmp_path):
     place = tmp_path / "bin"
     assert hodei("slurm-shims", str(place)).exit_code == 0
     assert sorted(path.name for path in place.iterdir()) == sorted(SHIMS)

@@ -70,7 +70,7 @@ def test_an_error_has_four_parts(hodei, stub):
     ],
     ids=["not found", "no token", "forbidden", "conflict", "not ready", "not from hodei"],
 )
-def test_answers_exec_exit_codes(hodei, stub, answer: Answer, code: int):
+def test_responses_become_exit_codes(hodei, stub, answer: Answer, code: int):
     stub.on("GET", f"{API}/jobs/9", answer)
     assert hodei("job", "show", "9").exit_code == code
 

@@ -1,6 +1,8 @@
-"""Which words of `hodei exec` and `hodei node exec` are options, and which are the command."""
+"""`hodei exec` and `hodei node exec`: which arguments are options, and how results are printed."""
 
 from __future__ import annotations
+
+import json
 
 import click
 import pytest
@@ -19,7 +21,7 @@ def words(command: click.Command, *args: str) -> tuple[str, tuple[str, ...]]:
 
 
 @both
-def test_options_may_stand_on_either_side_of_where_it_is_run(command):
+def test_options_are_parsed_before_and_after_the_target(command):
     expected = ("2s", ("CMD", "--timeout", "9s"))
     assert words(command, "--timeout", "2s", "n1", "--", "CMD", "--timeout", "9s") == expected
     assert words(command, "n1", "--timeout", "2s", "--", "CMD", "--timeout", "9s") == expected
@@ -27,12 +29,25 @@ def test_options_may_stand_on_either_side_of_where_it_is_run(command):
 
 
 @both
-def test_the_words_of_a_command_are_left_alone(command):
+def test_the_arguments_of_a_command_are_not_parsed(command):
     assert words(command, "n1", "ps", "--timeout", "x", "--", "-a") == ("30s", ("ps", "--timeout", "x", "--", "-a"))
     assert words(command, "n1", "--", "--odd", "-x") == ("30s", ("--odd", "-x"))
 
 
 @both
-def test_an_option_that_is_not_known_is_no_program(command):
+def test_an_unknown_option_is_not_taken_for_a_program(command):
     with pytest.raises(click.NoSuchOption, match="--tiemout"):
         words(command, "n1", "--tiemout", "2s", "--", "CMD")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("jobs/7", ["exec", "7"]), ("nodes/n1", ["node", "exec", "n1"])], ids=["exec", "node exec"]
+)
+def test_the_result_is_passed_through_or_one_object(hodei, stub, path, words):
+    target = {"run": "7.0.1"} if "jobs" in path else {"node": "n1"}
+    result = {**target, "exit_code": 3, "stdout": "out\n", "stderr": "err\n", "cut": False}
+    stub.on("POST", f"/api/v1/{path}/execute", result)
+    through = hodei(*words, "--", "true")
+    assert (through.exit_code, through.stdout, through.stderr) == (3, "out\n", "err\n")
+    machine = hodei(*words, "-o", "json", "--", "true")
+    assert (machine.exit_code, json.loads(machine.stdout)) == (3, result)

@@ -1,4 +1,4 @@
-"""What someone meets who types the first commands, and mistypes them. Terminals are real (a pty)."""
+"""First commands and mistyped ones, on a real terminal (a pty)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bare_command_prints_its_help(hodei, words: list[str]):
         (["node", "drian", "a"], "did you mean 'hodei node drain'?"),
     ],
 )
-def test_a_word_that_is_no_command_gets_a_suggestion(hodei, words: list[str], said: str):
+def test_an_unknown_command_gets_a_suggestion(hodei, words: list[str], said: str):
     result = hodei(*words)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -112,7 +112,7 @@ def test_the_widest_columns_give_way_and_identifiers_never_do():
 
 
 @pytest.mark.parametrize("command", ["bench", "replay", "sim", "test", "up"])
-def test_what_needs_the_server_says_which_extra_to_install(hodei, monkeypatch, command: str):
+def test_a_command_without_its_extra_names_what_to_install(hodei, monkeypatch, command: str):
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "numpy" else object())
     monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
     result = hodei(command)

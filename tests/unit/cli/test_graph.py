@@ -1,4 +1,4 @@
-"""Drawing a graph of jobs: as a tree, as text for others, as a picture."""
+"""`hodei job graph`: as a tree, Graphviz, Mermaid and SVG."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_tree_shows_everyone_once_below_the_first_and_names_him_below_others()
     assert tree(DIAMOND, lines=False).isascii()
 
 
-def test_a_deep_chain_ends_in_a_word_and_not_in_a_crash() -> None:
+def test_a_deep_chain_is_cut_with_a_note() -> None:
     jobs = [GraphJob(id, f"j{id}", "pending") for id in range(1, 5001)]
     chain = JobGraph(1, jobs, [GraphEdge(id, "succeeded", id - 1) for id in range(2, 5001)])
     assert "--format svg draws all" in tree(chain).splitlines()[-1]

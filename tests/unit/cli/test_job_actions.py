@@ -23,7 +23,7 @@ API = "/api/v1"
         ("migrate", "running", "job 4 (job-4) migration requested\n"),
     ],
 )
-def test_a_verb_is_done_and_said(hodei, stub, verb: str, state: str, said: str):
+def test_a_verb_is_sent_and_reported(hodei, stub, verb: str, state: str, said: str):
     stub.on("POST", f"{API}/jobs/4/{verb}", job(4, state))
     result = hodei(verb, "4")
     assert (result.exit_code, result.stdout) == (0, said)

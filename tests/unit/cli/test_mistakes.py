@@ -1,4 +1,4 @@
-"""What is answered to a mistake on the command line, or to a wish that cannot be met. The server here is a stub."""
+"""Mistakes on the command line, against a stub server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def an_array(**states: int):
     return structs.replace(job(4, state, name="arr"), array=ArrayView(4, 0, 3, states=states))
 
 
-def test_a_job_file_of_toml_is_told_what_job_files_are(hodei, stub, tmp_path: Path):
+def test_a_job_file_in_toml_is_refused_with_the_supported_formats(hodei, stub, tmp_path: Path):
     path = tmp_path / "j.toml"
     path.write_text('command = ["true"]\n')
     result = hodei("submit", str(path))
@@ -81,7 +81,7 @@ def test_up_refuses_what_it_does_not_know_also_where_a_server_runs(
         ("running", "is running"),
     ],
 )
-def test_why_says_how_an_array_ended(hodei, stub, state: str, words: str):
+def test_why_shows_how_an_array_ended(hodei, stub, state: str, words: str):
     array = an_array(**{state: 3})
     stub.on("GET", f"{API}/arrays/4", array)
     stub.on("GET", f"{API}/jobs", {"jobs": [], "next_after": 0})

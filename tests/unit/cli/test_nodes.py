@@ -11,7 +11,7 @@ PATH = "/api/v1/nodes/laptop"
 
 @pytest.fixture
 def patched(hodei, stub):
-    """Run a command on node `laptop`; what was sent, without what was left alone."""
+    """Run a command on node `laptop`; the patch that was sent, without defaults."""
     stub.on("GET", PATH, node())
     stub.on("PATCH", PATH, node())
 
@@ -23,7 +23,7 @@ def patched(hodei, stub):
     return call
 
 
-def test_kubectls_words_exec_patches(patched):
+def test_the_verbs_of_kubectl_become_patches(patched):
     assert patched("cordon", "laptop") == {"cordon": True}
     assert patched("drain", "laptop") == {"cordon": True, "drain": True}
     assert patched("label", "laptop", "zone=b", "old-") == {"labels": {"zone": "b", "old": None}}
@@ -31,7 +31,7 @@ def test_kubectls_words_exec_patches(patched):
     assert patched("taint", "laptop", "gpu=a:NoSchedule") == {"add_taints": [taint]}
 
 
-def test_uncordon_says_false_not_nothing(hodei, stub):
+def test_uncordon_sends_false(hodei, stub):
     stub.on("PATCH", PATH, node())
     assert hodei("node", "uncordon", "laptop").stdout == "node laptop uncordoned\n"
     assert stub.requests[-1].json()["cordon"] is False

@@ -1,4 +1,4 @@
-"""Output: for people, for programs, and never a way for a job to reach into the terminal."""
+"""Output: for people, for programs, and no job can control the terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cluster(stub):
     ],
 )  # fmt: skip
 def test_output_is_as_it_always_was(hodei, cluster, args: str):
-    """Machine output is an interface: a golden file that has to change needs a word in the change log."""
+    """Machine output is an interface: a golden file that has to change needs an entry in the change log."""
     result = hodei(*args.split())
     assert result.exit_code == 0, result.stderr
     golden = GOLDEN / (args.replace(" ", "_") + ".txt")
@@ -66,7 +66,7 @@ def test_json_of_a_list_is_a_list_and_of_one_thing_an_object(hodei, cluster):
     assert yaml.safe_load(hodei("nodes", "-o", "yaml").stdout)[0]["name"] == "laptop"
 
 
-def test_an_empty_list_is_an_empty_list_for_programs_and_a_word_for_people(hodei, stub):
+def test_an_empty_list_is_empty_for_programs_and_a_message_for_people(hodei, stub):
     stub.on("GET", f"{API}/jobs", {"jobs": [], "next_after": 0})
     assert hodei("jobs", "-o", "json").stdout == "[]\n"
     assert hodei("jobs", "-o", "jsonl").stdout == ""
@@ -93,7 +93,7 @@ def test_filters_go_to_the_server(hodei, cluster):
     assert cluster.requests[-1].query["state"] == "failed,cancelled"
 
 
-def test_a_list_that_was_cut_says_so_on_stderr(hodei, cluster):
+def test_a_truncated_list_is_reported_on_stderr(hodei, cluster):
     result = hodei("jobs", "-a", "--limit", "3", "-o", "name")
     assert result.stdout == "3\n2\n1\n"
     assert "there may be more" in result.stderr
@@ -106,7 +106,7 @@ GANG = {
 
 
 def a_gang(**spec: object) -> JobDetail:
-    """Eight members, five of which run; the sixth was lost, and an earlier attempt has gone before."""
+    """Eight members: five run, the sixth was lost; there was an earlier attempt."""
     view = job(1, "running", members=8, first_attempt=2, attempt=3)
     one = detail(view).runs[0]
     runs = [replace(one, id="1.0.1", state="failed")]
@@ -121,12 +121,12 @@ def shown(text: str, field: str) -> str:
     return next((line.removeprefix(field).strip() for line in text.splitlines() if line.startswith(f"{field} ")), "")
 
 
-def test_a_partial_gang_says_how_many_of_its_members_run(hodei, stub):
+def test_a_partial_gang_shows_how_many_members_run(hodei, stub):
     stub.on("GET", f"{API}/jobs/1", a_gang())
     assert shown(hodei("job", "show", "1").stdout, "members") == "8 in 1 task, 4 are enough; 5 of 8 run"
 
 
-def test_a_job_says_how_long_it_may_wait(hodei, stub):
+def test_a_job_shows_how_long_it_may_wait(hodei, stub):
     stub.on("GET", f"{API}/jobs/1", a_gang(scheduling_timeout="5m", max_queue_time="2h"))
     assert shown(hodei("job", "show", "1").stdout, "may wait") == "5m each time, 2h for its first start"
 
@@ -141,7 +141,7 @@ def test_a_job_says_how_long_it_may_wait(hodei, stub):
     ],
     ids=["none", "a must", "all of them"],
 )  # fmt: skip
-def test_the_rules_of_a_gang_are_said_in_words(hodei, stub, rules, words):
+def test_the_rules_of_a_gang_are_described(hodei, stub, rules, words):
     stub.on("GET", f"{API}/jobs/1", a_gang(gang=rules))
     assert shown(hodei("job", "show", "1").stdout, "gang") == words
 
@@ -155,7 +155,7 @@ def test_the_rules_of_a_gang_are_said_in_words(hodei, stub, rules, words):
     ],
     ids=["colocated", "distributed", "hub and spoke"],
 )
-def test_a_distribution_is_said_in_words(hodei, stub, rules, words):
+def test_a_distribution_is_described(hodei, stub, rules, words):
     stub.on("GET", f"{API}/jobs/1", a_gang(distribution=rules))
     assert shown(hodei("job", "show", "1").stdout, "distribution") == words
 
@@ -169,7 +169,7 @@ def test_a_distribution_is_said_in_words(hodei, stub, rules, words):
     ],
     ids=["a signal", "a command", "a file alone"],
 )
-def test_a_checkpoint_is_said_in_words(hodei, stub, rules, words):
+def test_a_checkpoint_is_described(hodei, stub, rules, words):
     stub.on("GET", f"{API}/jobs/1", a_gang(checkpoint=rules))
     assert shown(hodei("job", "show", "1").stdout, "checkpoint") == words
 
@@ -218,7 +218,7 @@ def test_control_characters_of_others_never_reach_the_terminal(hodei, stub):
         assert not set(out) & set("\x1b\x07\r\x9b\u202e"), args
 
 
-def test_escaped_json_still_says_the_same(hodei, stub):
+def test_escaped_json_decodes_to_the_same(hodei, stub):
     stub.on("GET", f"{API}/jobs", {"jobs": [job(1, name=EVIL)], "next_after": 0})
     assert msgspec.json.decode(hodei("jobs", "-a", "-o", "json").stdout)[0]["name"] == EVIL
 

@@ -26,7 +26,7 @@ API = "/api/v1"
         ("-1", None),
     ],
 )
-def test_numbers_are_read_as_people_write_them(text: str, ids: list[int] | None):
+def test_ranges_of_numbers_are_parsed(text: str, ids: list[int] | None):
     assert numbers(text) == ids
 
 

@@ -1,4 +1,4 @@
-"""`hodei reserve`: what it sends, and what people read."""
+"""`hodei reservation`: requests and output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
     assert "run 7.0.1 may still be on n1" in made.stderr
 
 
-def test_who_is_in_the_way_is_stopped_if_it_is_said(hodei, stub):
+def test_runs_of_others_are_stopped_at_the_start_if_requested(hodei, stub):
     stub.on("POST", API, VIEW | {"at_start": "stop", "at_end": "stop"})
     stub.on("GET", f"{API}/nightly", VIEW | {"at_start": "stop", "at_end": "stop"})
     made = hodei("reservation", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",

@@ -1,7 +1,8 @@
-"""`run` and `logs`: a job as if it ran right here."""
+"""`hodei run` and `hodei logs`."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -55,7 +56,7 @@ def test_run_copies_both_streams_byte_for_byte_and_succeeds(hodei, ended):
         ({"state": "failed", "reason_code": "lost", "reason": "node gone"}, 10, "job 1 (job-1) failed: node gone"),
         ({"state": "cancelled", "reason": "by admin"}, 10, "job 1 (job-1) cancelled: by admin"),
     ],
-    ids=["its own code", "a signal", "no code", "cancelled by someone"],
+    ids=["its own code", "a signal", "no code", "cancelled by a user"],
 )
 def test_run_ends_with_the_jobs_own_code(hodei, ended, how, code: int, said: str):
     ended(**how)
@@ -80,7 +81,7 @@ def test_detached_prints_the_id_and_nothing_else(hodei, ended):
     assert len(stub.requests) == 1
 
 
-def test_a_job_that_does_not_start_says_why_once(hodei, ended, monkeypatch):
+def test_a_job_that_does_not_start_is_explained_once(hodei, ended, monkeypatch):
     stub = ended(state="succeeded")
     monkeypatch.setattr(run_module, "EXPLAIN_AFTER_S", 0.0)
     asked = []
@@ -129,7 +130,7 @@ def test_ctrl_c_cancels_the_job(stub):
 # ---------------------------------------------------------------------------------------------------- logs
 
 
-def test_logs_are_raw_and_say_where_they_end(hodei, ended):
+def test_logs_are_raw_and_an_empty_log_is_reported(hodei, ended):
     ended(state="succeeded")
     for follow in ((), ("-f",)):
         both = hodei("logs", *follow, "1")
@@ -173,3 +174,15 @@ def test_the_tail_is_the_last_lines_then_what_follows(hodei, stub):
 
 def test_lines_split_over_chunks_are_put_together():
     assert last_lines([b"a\nb", b"c\n", b"d"], 2) == [b"bc\n", b"d"]
+
+
+def test_lines_are_objects_for_programs(hodei, ended):
+    ended(state="succeeded").on("GET", f"{API}/jobs/1/logs/times", {"run": "1.0.1", "started_ms": 1000})
+    lines = [json.loads(line) for line in hodei("logs", "1", "--stderr", "-o", "jsonl").stdout.splitlines()]
+    assert lines == [{"source": "main[0]", "stream": "stderr", "at": "1970-01-01T00:00:01.000Z", "text": "err\n"}]
+
+
+def test_a_detached_run_prints_its_id(hodei, ended):
+    ended(state="pending")
+    assert hodei("run", "-d", "--name", "x", "--", "true").stdout == "1\n"
+    assert json.loads(hodei("run", "-d", "--name", "x", "-o", "json", "--", "true").stdout) == {"id": 1, "name": "x"}

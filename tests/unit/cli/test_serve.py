@@ -1,4 +1,4 @@
-"""`up`, `down`, `replay`, `bench`: which program is started, and that only our own server is ever stopped."""
+"""`up`, `down`, `replay`, `bench`: which program is started, and that only a Hodei server is stopped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def executed(monkeypatch):
     return calls
 
 
-def test_up_execs_the_server_and_passes_everything_on(hodei, executed):
+def test_up_executes_the_server_with_its_options(hodei, executed):
     hodei("up", "--home", "/x", "--port", "0", "--instant", "--insecure", "--verbose", "--log-file", "/x/log")
     assert executed == [
         ["-m", "hodei.server", "--home=/x", "--port=0", "--instant", "--insecure", "--verbose", "--log-file=/x/log"]
@@ -79,7 +79,7 @@ def test_benchmarks_without_a_source_checkout_are_refused_in_one_sentence(hodei,
     assert "benchmarks are part of the source checkout" in result.stderr
 
 
-def test_a_client_without_a_server_part_says_what_to_install(hodei, monkeypatch):
+def test_a_client_without_the_server_extra_names_what_to_install(hodei, monkeypatch):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     result = hodei("up")
     assert result.exit_code == 2
@@ -90,7 +90,7 @@ def test_down_without_a_server_is_not_found(hodei, tmp_path: Path):
     assert hodei("down", "--home", str(tmp_path)).exit_code == 3
 
 
-def test_down_leaves_a_stranger_with_the_same_pid_alone(hodei, tmp_path: Path):
+def test_down_does_not_stop_another_process_with_the_same_pid(hodei, tmp_path: Path):
     (tmp_path / "server.json").write_text(json.dumps({"address": "http://127.0.0.1:1", "pid": os.getpid()}))
     result = hodei("down", "--home", str(tmp_path))
     assert result.exit_code == 8
@@ -99,7 +99,7 @@ def test_down_leaves_a_stranger_with_the_same_pid_alone(hodei, tmp_path: Path):
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch):
-    """`-m hodei.server` finds the stand-in; whatever was started is ended by its own pid."""
+    """`-m hodei.server` finds the stand-in; started processes are ended by pid."""
     package = tmp_path / "path/hodei/server"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("")
@@ -139,7 +139,7 @@ def test_a_detached_server_is_awaited_named_and_stopped(hodei, stand_in, tmp_pat
 
 
 @pytest.mark.real
-def test_a_server_that_dies_at_once_is_reported_with_its_last_words(hodei, stand_in, tmp_path: Path):
+def test_a_server_that_ends_at_once_is_reported_with_its_last_error(hodei, stand_in, tmp_path: Path):
     began = time.monotonic()
     result = hodei("up", "-d", "--home", str(tmp_path / "home"), "--host", "bad")
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""`hodei share`, `share explain`, `quota` and `priority`: what they ask for, and what people and programs read."""
+"""`hodei share`, `share explain`, `quota` and `priority`: requests and output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_share_shows_every_account_and_how_budgets_stand(hodei, answers):
     assert any(line.startswith("web gpu-hours 12.5 500") for line in lines)
 
 
-def test_explain_asks_for_one_account_and_prints_its_sum(hodei, answers):
+def test_explain_fetches_one_account_and_prints_its_calculation(hodei, answers):
     lines = told(hodei, "share", "explain", "web")
     assert answers.requests[-1].query == {"account": "web"}
     assert "due 1 of 4 shares = 0.250000" in lines
@@ -75,7 +75,7 @@ def test_programs_get_the_report_as_it_is(hodei, answers):
     assert json.loads(hodei("priority", "7", "-o", "json").stdout) == STANDING
 
 
-def test_quota_shows_what_is_borrowed_and_who_holds_most(hodei, answers):
+def test_quota_shows_borrowed_amounts_and_the_largest_users(hodei, answers):
     assert told(hodei, "quota") == [
         "PROJECT RESOURCE USED HARD BORROWED MORE COHORT BY",
         "ml cpu 3 2 1 0 lab ann 2, bob 1",

@@ -130,7 +130,7 @@ def test_all_mistakes_are_named_with_their_place_and_nothing_is_sent(hodei, stub
     assert not stub.requests
 
 
-def test_broken_yaml_is_said_once_with_line_and_column(hodei, stub, file):
+def test_broken_yaml_is_reported_once_with_line_and_column(hodei, stub, file):
     result = hodei("submit", file("command: [x\ncpu: 1\n", "bad.yaml"))
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
@@ -192,7 +192,7 @@ NEVER = Explanation(status="unsatisfiable", code="TOO_LARGE", summary="no node i
     [([NOW], 0, 0), ([LATER], 0, 2), ([NOW, LATER], 0, 2), ([NEVER], 5, 5), ([NOW, NEVER], 5, 5)],
     ids=["now", "later", "one later", "never", "one never"],
 )
-def test_plan_says_by_its_exit_code_what_would_happen(hodei, stub, file, plans, plain: int, detailed: int):
+def test_the_exit_code_of_plan_is_the_outcome(hodei, stub, file, plans, plain: int, detailed: int):
     stub.on("POST", f"{API}/plan", {"plans": plans})
     path = file("command: [x]")
     assert hodei("plan", path).exit_code == plain

@@ -1,4 +1,4 @@
-"""`whatif`: what is asked of the server, and how its answer reads."""
+"""`hodei whatif`: request and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_everything_that_is_to_be_different_is_one_question(hodei, stub, tmp_pat
     assert asked["policy"]["profiles"]["default"]["queue"] == "batch"
 
 
-def test_the_answer_tells_of_starts_of_those_sent_away_and_of_those_who_move(hodei, stub):
+def test_the_answer_has_starts_evictions_and_moved_jobs(hodei, stub):
     stub.on("POST", PATH, WhatIf(
         NOW_MS,
         (ProjectedStart("mine", start_ms=NOW_MS, nodes=("a", "b")), ProjectedStart("huge")),
@@ -45,6 +45,6 @@ def test_a_job_for_which_no_node_is_large_enough_ends_with_5(hodei, stub):
     assert hodei("whatif", "--cpu", "64", "--", "true").exit_code == 5
 
 
-def test_nothing_asked_is_a_mistake_that_needs_no_server(hodei):
+def test_no_change_is_a_usage_mistake_without_a_server(hodei):
     assert hodei("whatif").exit_code == 2
     assert hodei("whatif", "--like", "n1").exit_code == 2

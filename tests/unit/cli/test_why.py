@@ -81,9 +81,11 @@ def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
         ),
         (BackendQueueEntry("hpc"), r"hpc has no estimate of its start\n"),
     ],
-    ids=["it has told", "it has not"],
+    ids=["estimate", "no estimate"],
 )
-def test_who_waits_in_the_line_of_a_backend_is_told_its_own_estimate(hodei, stub, line: BackendQueueEntry, said: str):
+def test_a_job_in_the_queue_of_a_backend_shows_the_estimate_of_the_backend(
+    hodei, stub, line: BackendQueueEntry, said: str
+):
     answer = Explanation(
         "placed", "PLACED", "placed on hpc-main, waits in the queue of backend hpc", job=12, backend_queue=line
     )
@@ -92,7 +94,7 @@ def test_who_waits_in_the_line_of_a_backend_is_told_its_own_estimate(hodei, stub
     assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).backend_queue == line
 
 
-def test_last_asks_for_the_newest_job(hodei, stub):
+def test_last_is_the_newest_job(hodei, stub):
     stub.on("GET", f"{API}/jobs", {"jobs": [job(12)], "next_after": 0})
     stub.on("GET", f"{API}/jobs/12/why", PLACED)
     assert hodei("why", "last").stdout.startswith("job 12 (train) is running")
@@ -110,7 +112,7 @@ def test_the_changes_that_would_help_are_a_table_of_their_own(hodei, stub):
     assert "  tolerate dedicated=gpu:NoSchedule  5      g1\n" in said
 
 
-def test_one_node_can_be_asked(hodei, stub):
+def test_why_can_be_limited_to_one_node(hodei, stub):
     could = Placement("n2", "main", 0, decision=Decision(Candidate("n2", 6400, TERMS)))
     answer = Explanation("waiting", "FITS_HERE", "n2 could take it", job=12, placements=(could,), nodes=1, feasible=1)
     stub.on("GET", f"{API}/jobs/12/why", answer)
@@ -121,6 +123,6 @@ def test_one_node_can_be_asked(hodei, stub):
     assert sent.query == {"node": "n2"}
 
 
-def test_what_the_summary_says_already_is_not_said_twice(hodei, stub):
+def test_the_state_is_not_repeated_in_the_summary(hodei, stub):
     stub.on("GET", f"{API}/jobs/12/why", msgspec.structs.replace(PLACED, summary="running on n2", code="RUNNING"))
     assert hodei("why", "12").stdout.startswith("job 12 (train) is running on n2 [RUNNING]\n")

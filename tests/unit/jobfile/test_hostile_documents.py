@@ -1,4 +1,4 @@
-"""Nothing that anyone can send does harm: a clear, short refusal, soon."""
+"""Malicious documents are refused quickly, with a short and clear message."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ JSON, YAML = "application/json", "application/yaml"
          "many yaml documents", "billion laughs", "a cycle", "a cycle of mappings", "one text many times",
          "one argument many times", "a python object", "another type"],
 )  # fmt: skip
-def test_poison_is_refused_soon_and_shortly(raw: bytes, content_type: str, word: str) -> None:
+def test_a_malicious_document_is_refused_quickly_with_a_short_message(raw: bytes, content_type: str, word: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_jobs(raw, content_type)
     error = caught.value
@@ -91,7 +91,7 @@ junk = st.recursive(
 
 
 def outcome(read: Callable[[], object]) -> Any:
-    """The specs, or the refusal; anything else that is raised fails the test."""
+    """The specs, or the InvalidInput; any other exception fails the test."""
     try:
         return read()
     except InvalidInput as error:

@@ -84,7 +84,7 @@ def test_examples_are_jobs_and_fit_the_schema_and_a_wrong_key_does_not(document:
         assert not fits({**document, "spec": {**document["spec"], "tasks": tasks}}, job_schema())
 
 
-def test_there_are_the_examples_that_the_readme_speaks_of() -> None:
+def test_the_examples_of_the_readme_exist() -> None:
     assert {path.stem for path in EXAMPLES} >= {"hello", "pipeline", "gang", "gpu", "retry"}
 
 
@@ -101,7 +101,7 @@ def test_every_object_of_the_schema_is_closed_and_described() -> None:
     assert msgspec.json.decode(msgspec.json.encode(schema)) == schema
 
 
-def test_the_schema_knows_both_spellings() -> None:
+def test_the_schema_has_both_spellings() -> None:
     assert fits({"command": "x", "nodeSelector": {"a": "b"}}, job_schema())
     full = {"api_version": "hodei/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": {"tasks": [{"command": "x"}]}}
     assert fits(full, job_schema())
@@ -121,7 +121,7 @@ def test_the_schema_knows_both_spellings() -> None:
     ],
     ids=["min", "backends", "binding", "gang", "distribution", "checkpoint"],
 )
-def test_the_schema_knows_the_keys_of_gangs(key: str, good: Any, bad: Any) -> None:
+def test_the_schema_has_the_keys_of_gangs(key: str, good: Any, bad: Any) -> None:
     assert fits({"command": "x", key: good}, job_schema())
     assert not fits({"command": "x", key: bad}, job_schema())
 

@@ -1,4 +1,4 @@
-"""Back from the model: documents that mean the same job, and cheap views."""
+"""Rendering: documents that parse to the same job, and cheap views."""
 
 from __future__ import annotations
 
@@ -232,13 +232,13 @@ def test_times_are_iso_8601_in_utc(ms: int, shown: str) -> None:
     assert iso(ms) == shown
 
 
-def test_a_job_as_people_see_it() -> None:
+def test_the_view_of_a_job() -> None:
     view = job_view(a_job(7, state="running", name="x", count=3, started_ms=1_700_000_000_000, nodes="n1"))
     assert (view.id, view.name, view.state, view.tasks, view.members) == (7, "x", "running", 1, 3)
     assert (view.started_at, view.finished_at, view.nodes) == ("2023-11-14T22:13:20.000Z", "", ["n1"])
 
 
-def test_a_run_as_people_see_it() -> None:
+def test_the_view_of_a_run() -> None:
     view = run_view(Run("7.0.1", 7, "main", 0, 1, "n1", "local", "failed", 1000, 2000, 3000, 9, "oom", "out of memory"))
     assert (view.id, view.exit_code, view.reason_code) == ("7.0.1", 9, "oom")
     assert view.finished_at == "1970-01-01T00:00:03.000Z"
@@ -266,7 +266,7 @@ def test_a_node_shows_its_sockets_and_its_address() -> None:
     [(True, False, "ready"), (True, True, "cordoned"), (False, False, "not-ready"), (False, True, "not-ready")],
     ids=["ready", "cordoned", "not ready", "not ready wins"],
 )
-def test_a_node_as_people_see_it(ready: bool, cordoned: bool, state: str) -> None:
+def test_the_view_of_a_node(ready: bool, cordoned: bool, state: str) -> None:
     node = Node(
         "n1", "local", capacity={"cpu": 4000, "memory": 2**30}, taints=(Taint("a", "b"),), ready=ready,
         cordoned=cordoned, location=Location("eu", lat_micro=1_500_000, lng_micro=0),

@@ -1,4 +1,4 @@
-"""YAML without surprises: what plain words mean, what is refused, and how a refusal reads."""
+"""The YAML reader: plain scalars, refused documents, and error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hodei.model.errors import InvalidInput
         ("!!str 12", "12"), ("! 12", "12"), ("!!float 1", 1.0), ('"\\u00e9"', "é"), ("|\n  a\n  b\n", "a\nb\n"),
     ],
 )  # fmt: skip
-def test_a_plain_word_means_what_yaml_1_2_says(text: str, value: object) -> None:
+def test_a_plain_scalar_follows_yaml_1_2(text: str, value: object) -> None:
     expected = value if text != "-" else [None]
     assert load_yaml(f"key: {text}" if text != "-" else "key:\n-") == [{"key": expected}]
 
@@ -77,7 +77,7 @@ def test_anchors_and_merge_keys_work() -> None:
          "an unknown alias", "a cycle", "a python tag", "a wrong tag", "a list as key", "a bad merge", "a bell",
          "deep", "deep json", "deep by alias", "another encoding"],
 )  # fmt: skip
-def test_a_refusal_says_where_and_what_to_do(text: str | bytes, where: str, what: str) -> None:
+def test_an_error_has_its_line_and_a_hint(text: str | bytes, where: str, what: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load_yaml(text, name="job.yaml")
     ((place, problem),) = caught.value.problems

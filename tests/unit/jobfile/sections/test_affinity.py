@@ -1,4 +1,4 @@
-"""Rules about company in job files: short words, Kubernetes' own blocks, and back again."""
+"""Job affinity, spread and ports in job files: Hodei's form, Kubernetes' blocks, and rendering."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_affinity_rules_are_one_line_each():
     assert task.spread == (SpreadRule("region", selector=WEB, min_domains=2),)
 
 
-def test_spread_counts_the_jobs_own_labels_unless_told():
+def test_spread_counts_the_jobs_own_labels_by_default():
     task = _task(
         labels={"app": "web"}, spread=[{"topology": "zone"}, {"topology": "host", "hard": False, "match": "x"}]
     )
@@ -169,7 +169,7 @@ ports = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(near=affinities, away=affinities, spread=st.lists(spreads, max_size=2).map(tuple), held=ports)
-def test_a_document_means_the_same_rules_again(near, away, spread, held):
+def test_a_rendered_document_parses_to_the_same_rules(near, away, spread, held):
     request = {"cpu": 1000, "memory": 1 << 28}
     task = TaskSpec(
         command=("/bin/true",), request=request, job_affinity=near, job_anti_affinity=away, spread=spread, ports=held

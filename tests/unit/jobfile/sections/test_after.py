@@ -1,4 +1,4 @@
-"""What a job waits for: short and long forms, what is refused, and back again."""
+"""The key `after`: short and long forms, mistakes, and rendering."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_written_is_understood_and_written_back(given: Any, means: Depen
         pytest.param({"succeeded": ["a"], "timeout": "0s"}, "too short", id="no time"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(given: Any, says: str) -> None:
+def test_an_invalid_dependency_is_refused_with_a_reason(given: Any, says: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         after(given)
     hinted = str(refused.value.problems)

@@ -1,4 +1,4 @@
-"""The key `array`: what may be written, what it means, and how it is written back."""
+"""The key `array`: parsing and rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key `escalation`: what a job says for the case that it waits too long."""
+"""The key `escalation`: parsing and rendering."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(escalation: dict[str, Any]) -> Escalation:
         pytest.param({"promote_after": 90, "promote_to": 600}, Escalation((), 0, 90_000, 600), id="numbers"),
     ],
 )
-def test_what_is_written_is_what_is_meant_and_reads_back(written: dict[str, Any], meant: Escalation) -> None:
+def test_an_escalation_is_parsed_and_rendered_back(written: dict[str, Any], meant: Escalation) -> None:
     assert said(written) == meant
     spec = parse_job({"command": ["true"], "escalation": written}, now_ms=1)
     assert parse_job(job_document(spec), now_ms=1) == spec
@@ -49,7 +49,7 @@ def test_what_is_written_is_what_is_meant_and_reads_back(written: dict[str, Any]
         pytest.param({"relax_after": "soon", "relax": ["spread"]}, "escalation.relax_after", id="not a duration"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_path(written: dict[str, Any], wrong: str) -> None:
+def test_invalid_health_checks_are_refused_with_their_path(written: dict[str, Any], wrong: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         said(written)
     assert wrong in str(refused.value) or any(path.startswith(wrong) for path, _ in refused.value.problems)

@@ -1,4 +1,4 @@
-"""What a job file says of members together: gangs, parts of nodes, distribution, checkpoints; and every refusal."""
+"""Gangs, binding, distribution and checkpoints in job files: parsing, mistakes and rendering."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def test_the_short_form_has_them_too() -> None:
     assert spec.distribution == Distribution("colocated")
 
 
-def test_nothing_said_is_the_default_and_is_not_rendered() -> None:
+def test_defaults_are_not_rendered() -> None:
     spec = parse_job(flat())
     assert (spec.gang, spec.distribution, spec.checkpoint) == (GangRules(), Distribution(), Checkpoint())
     assert not {"gang", "distribution", "checkpoint"} & job_document(spec)["spec"].keys()
 
 
-def test_a_file_alone_says_when_work_was_saved() -> None:
+def test_a_checkpoint_may_have_only_a_file() -> None:
     checkpoint = parse_job(flat(checkpoint={"file": "/a"})).checkpoint
     assert (checkpoint.file, checkpoint.has_hook) == ("/a", False)
 
@@ -213,7 +213,7 @@ TWO = {"between": ["a", "b"], "cost": 1}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_plain_words(document: object, path: str, text: str) -> None:
+def test_invalid_rules_are_refused_with_a_reason(document: object, path: str, text: str) -> None:
     found = problems_of(document)
     assert text in found[path]
 

@@ -1,4 +1,4 @@
-"""`health`, `retry_on` and `checkpoint.every` in a job file: what they mean, and what is refused."""
+"""`health`, `retry_on` and `checkpoint.every` in a job file: parsing and mistakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_health_check_is_understood_and_written_back(given, meant):
         pytest.param({"checkpoint": {"signal": "USR1", "every": "1ms"}}, "checkpoint.every", id="saved too often"),
     ],
 )
-def test_what_can_not_work_is_refused_where_it_stands(keys, path):
+def test_an_invalid_escalation_is_refused_with_its_path(keys, path):
     with pytest.raises(InvalidInput) as refused:
         spec(**keys)
     assert [where for where, _ in refused.value.problems] == [path]

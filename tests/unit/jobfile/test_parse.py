@@ -1,4 +1,4 @@
-"""What a job file means: both forms, defaults, spellings, and every rule that refuses."""
+"""Parsing of job files: both forms, defaults, spellings, and every check."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def problems_of(data: object) -> dict[str, str]:
     return dict(caught.value.problems)
 
 
-def test_the_short_and_the_full_form_mean_the_same() -> None:
+def test_the_short_and_the_full_form_parse_to_the_same_job() -> None:
     short = flat(
         project="team-a", labels={"a": "b"}, priority="high", env={"X": "1"}, cpu="500m", memory="1Gi",
         limits={"memory": "2Gi"}, count=3, timeout="5m", node_selector={"disk": "ssd"}, backend="local", retries=2,
@@ -303,7 +303,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     assert set(found) == {"nmae", "cpu", "memory", "tolerations[0]", "labels.x", "priority"}
 
 
-def test_many_jobs_come_as_a_list_or_under_jobs_and_paths_say_which() -> None:
+def test_many_jobs_are_a_list_or_under_jobs_and_paths_name_the_job() -> None:
     assert [spec.name for spec in parse_jobs([flat(name="a"), full()])] == ["a", "job"]
     assert len(parse_jobs({"jobs": [flat(), flat()]})) == 2
     assert len(parse_jobs(flat())) == 1
@@ -318,7 +318,7 @@ def test_many_jobs_come_as_a_list_or_under_jobs_and_paths_say_which() -> None:
     "body", [flat(), full(), [flat(), flat()], [full()], {"jobs": [flat()]}, {"jobs": [full(), flat()]}, []],
     ids=["flat", "full", "list", "list of full", "bulk", "mixed bulk", "none"],
 )  # fmt: skip
-def test_a_body_means_the_same_as_its_data(body: Any) -> None:
+def test_a_body_parses_to_the_same_as_its_data(body: Any) -> None:
     raw = msgspec.json.encode(body)
     assert decode_jobs(raw, "application/json; charset=utf-8") == parse_jobs(body)
     if body:
@@ -336,7 +336,7 @@ def test_a_body_of_several_yaml_documents_holds_several_jobs() -> None:
      (flat(cpus="x"), "cpus"), ([flat(cpus="x")], "[0].cpus"), ({"jobs": [flat(cpus="x")]}, "jobs[0].cpus")],
     ids=["fast one", "fast list", "fast bulk", "slow one", "slow list", "slow bulk"],
 )  # fmt: skip
-def test_both_paths_say_where(body: Any, path: str) -> None:
+def test_the_fast_and_the_slow_path_report_the_same_paths(body: Any, path: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_jobs(msgspec.json.encode(body), "application/json")
     assert [place for place, _ in caught.value.problems] == [path]

@@ -1,4 +1,4 @@
-"""Reservations as callers write them."""
+"""Parsing and views of reservations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def request(**fields: Any) -> ReservationRequest:
     return msgspec.convert({key: value for key, value in given.items() if value is not None}, ReservationRequest)
 
 
-def test_a_request_becomes_a_wish():
+def test_a_request_is_parsed():
     wish = parse_reservation(request(**{"from": "+2h"}, cpu=2, memory="1Gi"), NOW_MS, "ann")
     start = NOW_MS + 2 * HOUR
     assert wish == ReservationSpec("nightly", "ml", start, start + HOUR, 2, request=amounts(2, "1Gi"), by="ann")
