@@ -262,12 +262,7 @@ def _heaviest(weighted: Weighted) -> tuple[int, str]:
 
 
 def make_profile(
-    name: str,
-    queue: QueueSort,
-    plugins: Sequence[Any],
-    weights: dict[str, int],
-    *,
-    max_pending: int = 1_000_000,
+    name: str, queue: QueueSort, plugins: Sequence[Any], weights: dict[str, int], *, max_pending: int = 1_000_000
 ) -> Profile:
     """Assign plugins to the points that they implement; a score takes part only with a weight above 0."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -99,6 +99,7 @@ class Ranking:
         "_always_rebuild",
         "_filters",
         "_generation",
+        "_live",
         "_normal",
         "_refused",
         "_scalar",
@@ -122,6 +123,7 @@ class Ranking:
         self._seen = 0
         self._always_rebuild = False
         self._stamps: list[tuple[Any, Hashable]] = []
+        self._live: list[_Memo] = []  # those of `_filters`, `_scalar` and `_normal`
         self._filters: list[_Memo] = []
         self._scalar: list[tuple[int, _Memo]] = []
         self._normal: list[tuple[Any, int, _Memo]] = []
@@ -140,13 +142,7 @@ class Ranking:
             self._build(memos, member, view)
         elif self._seen != len(table.changes):
             trace = _changed(table, self._seen)
-            for memo in self._filters:
-                memo.refresh(table)
-                self._always_rebuild |= memo.void
-            for _, memo in self._scalar:
-                memo.refresh(table)
-                self._always_rebuild |= memo.void
-            for _, _, memo in self._normal:
+            for memo in self._live:
                 memo.refresh(table)
                 self._always_rebuild |= memo.void
             if len(trace) <= _FEW_ROWS:
@@ -178,7 +174,7 @@ class Ranking:
             key = key_of(plugin, member)
             if key == NO_OPINION:
                 continue
-            memo, reads = memos.filter(plugin, key, member, view), reads_of(plugin)
+            memo, reads = memos.of("filter", plugin, key, member, view), reads_of(plugin)
             memo.refresh(table)
             self._note(plugin, memo, member)
             if reads == "static":
@@ -191,7 +187,7 @@ class Ranking:
             key = key_of(weighted.plugin, member)
             if key == NO_OPINION:
                 continue
-            memo = memos.score(weighted.plugin, key, member, view)
+            memo = memos.of("score", weighted.plugin, key, member, view)
             memo.refresh(table)
             self._note(weighted.plugin, memo, member)
             if memo.array is None:
@@ -206,6 +202,8 @@ class Ranking:
                 self._static_total += memo.array * weighted.weight
             else:
                 self._scalar.append((weighted.weight, memo))
+        scores = (memo for _, memo in self._scalar), (memo for _, _, memo in self._normal)
+        self._live = [*self._filters, *scores[0], *scores[1]]
         self._sum_all()
 
     def _note(self, plugin: Any, memo: _Memo, member: Member) -> None:
@@ -297,11 +295,7 @@ class Ranking:
             order[row] = value
         chosen, *others = [self._candidate(row, value, normalized) for row, value in best]
         decision = Decision(
-            chosen=chosen,
-            runners_up=tuple(others),
-            feasible=feasible,
-            nodes=len(order),
-            profile=self.profile.name,
+            chosen=chosen, runners_up=tuple(others), feasible=feasible, nodes=len(order), profile=self.profile.name
         )
         return best[0][0], decision
 
@@ -340,41 +334,27 @@ class Memos:
         self._runner = runner
         self._kept: OrderedDict[Hashable, _Memo] = OrderedDict()
 
-    def filter(self, plugin: Any, plugin_key: Hashable, member: Member, view: View) -> _Memo:
-        """`plugin_key`: the plugin's key of this member."""
-        found, key = self._kept_memo(plugin, "filter", plugin_key)
-        if found is None:
-            runner = self._runner
-            scalar = partial(runner.refused_by_one, plugin, member, view) if getattr(plugin, "scalar", False) else None
-            found = self._keep(key, plugin, lambda nodes: runner.refused(plugin, member, nodes, view), scalar)
-        return found
-
-    def score(self, plugin: Any, plugin_key: Hashable, member: Member, view: View) -> _Memo:
-        found, key = self._kept_memo(plugin, "score", plugin_key)
-        if found is None:
-            runner = self._runner
-            scalar = partial(runner.score_of_one, plugin, member, view) if getattr(plugin, "scalar", False) else None
-            found = self._keep(key, plugin, lambda nodes: runner.score(plugin, member, nodes, view), scalar)
-        return found
-
-    def _kept_memo(self, plugin: Any, point: str, plugin_key: Hashable) -> tuple[_Memo | None, Hashable]:
-        if reads_of(plugin) == "cluster":
-            return None, None
-        key = (id(plugin), point, plugin_key)
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found, key
-
-    def _keep(
-        self, key: Hashable, plugin: Any, ask: Callable[[Nodes], Any], scalar: Callable[[OneNode], int] | None
+    def of(
+        self, point: Literal["filter", "score"], plugin: Any, plugin_key: Hashable, member: Member, view: View
     ) -> _Memo:
-        made = _Memo(self._runner, ask, live=reads_of(plugin) == "usage", scalar=scalar)
-        if key is not None:
-            self._kept[key] = made
+        """`plugin_key`: the plugin's key of this member."""
+        reads, key = reads_of(plugin), (id(plugin), point, plugin_key)
+        if reads != "cluster":
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        runner = self._runner
+        many, one = (
+            (runner.refused, runner.refused_by_one) if point == "filter" else (runner.score, runner.score_of_one)
+        )
+        scalar = partial(one, plugin, member, view) if getattr(plugin, "scalar", False) else None
+        memo = _Memo(runner, lambda nodes: many(plugin, member, nodes, view), live=reads == "usage", scalar=scalar)
+        if reads != "cluster":
+            self._kept[key] = memo
             if len(self._kept) > _MEMOS_KEPT:
                 self._kept.popitem(last=False)
-        return made
+        return memo
 
 
 class Rankings:

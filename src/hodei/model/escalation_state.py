@@ -11,11 +11,7 @@ from msgspec import Struct, structs
 
 from hodei.model.job import PRIORITY_CLASSES, RELAXABLE_RULES, JobSpec, RelaxableRule
 
-_RULE_TEXTS = {
-    "spread": "its spread rule",
-    "topology": "its gang topology rule",
-    "backend": "its choice of backends",
-}
+_RULE_TEXTS = {"spread": "its spread rule", "topology": "its gang topology rule", "backend": "its choice of backends"}
 
 
 class EscalationState(Struct, frozen=True, omit_defaults=True):

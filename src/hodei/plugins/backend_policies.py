@@ -68,17 +68,13 @@ class CostOptimized(_BackendPolicy):
         return None
 
     def _score_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        costs = nodes.by("cost", lambda node: node.cost_milli)
-        return costs.numbers(int) if any(costs.values) else None
+        return Cost().score(member, nodes, view)
 
     def _score_backend(self, of_nodes: Ints) -> int:
         return int(of_nodes.min())
 
     def _rank(self, of_backends: Ints) -> Ints:
-        low, high = int(of_backends.min()), int(of_backends.max())
-        if low == high:
-            return np.full_like(of_backends, MAX_SCORE)
-        return (high - of_backends) * MAX_SCORE // (high - low)
+        return Cost().normalize(of_backends, np.ones_like(of_backends, dtype=np.bool_))
 
 
 class Performance(_BackendPolicy):

@@ -21,6 +21,7 @@ from hodei.engine.view import Gang
 from hodei.model.errors import InvalidInput
 from hodei.model.explanation import PriorityTerm
 from hodei.model.resources import format_duration, format_time, parse_duration_ms
+from hodei.plugins.queues import Fifo
 
 Floats = NDArray[np.float64]
 _SCALE = 1000
@@ -63,9 +64,9 @@ BACKFILLS = ("none", "easy", "conservative")
 OVERRUNS = ("let", "stop")
 
 
-class Batch:
+class Batch(Fifo):
     name = "batch"
-    preempts = False
+    ignores_priority = False
 
     def __init__(
         self,
@@ -93,19 +94,6 @@ class Batch:
         self.balances = fill == "balanced"
         self.lookahead = lookahead
         self.reservation_depth = {"none": 0, "easy": 1, "conservative": reservation_depth}[backfill]
-
-    # ---------------------------------------------------------------------------------------- queue_sort
-
-    def queue_sort(self, gang: Gang) -> tuple[int, ...]:
-        return (gang.queued_ms,)
-
-    def tenant(self, gang: Gang) -> str:
-        return ""
-
-    def charge(self, gang: Gang) -> int:
-        return 0
-
-    # --------------------------------------------------------------------------------------- timed queue
 
     def estimate_ms(self, gang: Gang) -> int:
         return gang.job.estimate_ms or gang.job.timeout_ms or self._default_ms

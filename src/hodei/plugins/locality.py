@@ -81,9 +81,7 @@ class DataLocality:
     reads: Reads = "static"
 
     def __init__(
-        self,
-        zones: Mapping[str, Iterable[str]] | None = None,
-        regions: Mapping[str, Iterable[str]] | None = None,
+        self, zones: Mapping[str, Iterable[str]] | None = None, regions: Mapping[str, Iterable[str]] | None = None
     ) -> None:
         self._zones = {zone: frozenset(data) for zone, data in (zones or {}).items()}
         self._regions = {region: frozenset(data) for region, data in (regions or {}).items()}
