@@ -1,4 +1,4 @@
-"""An installation for each test: empty, not yet started, and torn down when the test is over."""
+"""An empty installation for each test, not yet started, and removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""For tests: a whole Hodei in a directory of its own, as real processes, with its command line, its client and its HTTP.
+"""For tests: a complete installation in its own directory, as real processes, with its command line, client and HTTP API.
 
-Everything that was started in the directory is stopped by its own pid when the test is over, and nothing may be left.
+All processes of the directory are stopped by pid after the test, and none may be left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host agent with real processes: killed, restarted, and held to what it promises while nobody looks."""
+"""The host agent with real processes: kills, restarts, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def order_until_heard(desk: Desk, orders: list[Start]) -> None:
 # ------------------------------------------------------------------------------------ kill -9 of the agent
 
 
-def test_runs_are_found_again_after_the_agent_was_killed(tmp_path):
+def test_runs_are_restored_after_the_agent_was_killed(tmp_path):
     async def story() -> None:
         gate = tmp_path / "gate"
         async with a_host(tmp_path / "home") as desk:
@@ -80,7 +80,7 @@ def test_runs_are_found_again_after_the_agent_was_killed(tmp_path):
     asyncio.run(story())
 
 
-def test_a_run_that_ended_while_no_agent_was_there_keeps_its_exit_code(tmp_path):
+def test_a_run_that_ended_without_an_agent_keeps_its_exit_code(tmp_path):
     async def story() -> None:
         home, gate = tmp_path / "home", tmp_path / "gate"
         async with a_host(home) as desk:
@@ -152,7 +152,7 @@ def test_many_short_runs_end_exactly_once_while_the_agent_is_killed_again_and_ag
     asyncio.run(story())
 
 
-def test_a_terminated_agent_leaves_and_its_runs_go_on(tmp_path):
+def test_a_terminated_agent_exits_and_its_runs_continue(tmp_path):
     async def story() -> None:
         home, gate = tmp_path / "home", tmp_path / "gate"
         async with a_host(home) as desk:
@@ -168,7 +168,7 @@ def test_a_terminated_agent_leaves_and_its_runs_go_on(tmp_path):
     asyncio.run(story())
 
 
-def test_a_wrapper_that_cannot_write_its_first_line_does_not_begin_the_command(tmp_path):
+def test_a_wrapper_that_cannot_write_its_first_line_does_not_start_the_command(tmp_path):
     """A run without that line counts as one that never began: so it must not."""
     proof = tmp_path / "proof"
     opens = f'exec {STATUS_FD}>/dev/full; exec "$0" "$@"'
@@ -437,7 +437,7 @@ def test_two_installations_on_one_agent_never_mix(tmp_path):
     asyncio.run(story())
 
 
-def test_an_older_server_is_turned_away_and_a_newer_one_takes_over(tmp_path):
+def test_a_server_with_an_older_epoch_is_refused_and_a_newer_one_takes_over(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path, epoch=5) as old:
             async with a_host(tmp_path, epoch=6) as new:
@@ -467,7 +467,7 @@ def test_a_home_with_a_very_long_path_works(tmp_path):
     asyncio.run(story())
 
 
-def test_only_one_agent_lives_in_a_home_and_it_leaves_when_nobody_needs_it(tmp_path):
+def test_one_agent_runs_per_home_and_exits_when_it_is_not_needed(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path) as desk:
             second = await asyncio.create_subprocess_exec(
@@ -485,7 +485,7 @@ def test_only_one_agent_lives_in_a_home_and_it_leaves_when_nobody_needs_it(tmp_p
     asyncio.run(story())
 
 
-def test_nonsense_on_the_socket_gets_a_clear_answer_and_changes_nothing(tmp_path):
+def test_invalid_input_on_the_socket_gets_a_clear_error_and_changes_nothing(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path) as desk:
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "agent.sock"))

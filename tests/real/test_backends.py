@@ -39,7 +39,7 @@ def state_of(installation: Installation, name: str) -> str:
     return next((b.state for b in installation.client().backends() if b.name == name), "")
 
 
-def test_a_backend_is_added_used_disabled_and_removed_and_the_audit_knows(installation: Installation):
+def test_a_backend_is_added_used_disabled_and_removed_and_audited(installation: Installation):
     installation.up()
     installation.ok("backend", "create", "second", "--kind", "local", "--set", "region=eu", "--set", "cost=1.5")
     until(lambda: state_of(installation, "second") == "ok" or None, "the second backend to be up")
@@ -70,7 +70,7 @@ def test_a_backend_is_added_used_disabled_and_removed_and_the_audit_knows(instal
     ]
 
 
-def test_a_backend_of_the_file_has_its_settings_and_a_wrong_one_stops_the_start(installation: Installation):
+def test_a_configured_backend_has_its_settings_and_a_wrong_one_prevents_the_start(installation: Installation):
     installation.configure('[backends.other]\nkind = "local"\nregion = "eu"\nlabels = {tier = "b"}\n').up()
     node = next(node for node in installation.client().nodes() if node.name == "other")
     assert node.labels["tier"] == "b"
@@ -82,7 +82,7 @@ def test_a_backend_of_the_file_has_its_settings_and_a_wrong_one_stops_the_start(
     assert "did you mean 'local'?" in said.err + said.out
 
 
-def test_a_command_is_run_beside_a_job_and_its_code_comes_back(installation: Installation):
+def test_exec_runs_a_command_in_a_job_and_returns_its_exit_code(installation: Installation):
     installation.up()
     id = installation.submit("/bin/sh", "-c", "echo ready; sleep 300", env={"MINE": "yes"})
     until(lambda: "ready" in installation.log_of(id) or None, "the job to have begun")
@@ -98,7 +98,7 @@ def test_a_command_is_run_beside_a_job_and_its_code_comes_back(installation: Ins
     assert "NOT_RUNNING" in installation.hodei("exec", str(id), "--", "/bin/true").err
 
 
-def test_an_administrator_runs_a_command_on_a_node_and_it_is_in_the_audit(installation: Installation):
+def test_a_command_on_a_node_by_an_administrator_is_audited(installation: Installation):
     installation.up()
     (node,) = [node.name for node in installation.client().nodes()]
     done = installation.hodei(

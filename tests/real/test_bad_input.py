@@ -1,4 +1,4 @@
-"""Nonsense, at the real server and through the real command line: each a clear error at once, and the house goes on."""
+"""Bad input at the real server and command line: a clear error at once, and the server continues."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def is_clear(answer: Answer, status: int, code: str, word: str = "") -> None:
     assert "Traceback" not in problem["message"]
 
 
-def test_every_bad_document_is_refused_in_words_at_once(installation: Installation) -> None:
+def test_every_bad_document_is_refused_with_a_clear_error(installation: Installation) -> None:
     installation.up()
     took: dict[str, float] = {}
     without_hint = []
@@ -99,7 +99,7 @@ def test_every_bad_document_is_refused_in_words_at_once(installation: Installati
     installation.works()
 
 
-def test_a_request_to_the_wrong_place_is_refused_in_words(installation: Installation) -> None:
+def test_a_request_to_a_wrong_path_is_refused_with_a_clear_error(installation: Installation) -> None:
     installation.up()
     port = installation.address.rsplit(":", 1)[1]
     is_clear(installation.request("GET", "/api/v1/jobs", token="hod_wrong"), 401, "UNAUTHORIZED")
@@ -166,7 +166,9 @@ BAD_FILES: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-def test_every_bad_file_is_refused_by_the_command_line_in_words(installation: Installation, tmp_path: Path) -> None:
+def test_every_bad_file_is_refused_by_the_command_line_with_a_clear_error(
+    installation: Installation, tmp_path: Path
+) -> None:
     installation.up()
     for what, (text, code, word) in BAD_FILES.items():
         file = tmp_path / "job.yaml"

@@ -68,7 +68,7 @@ def facts_of(end: RunObserved) -> tuple[str, int | None, str]:
 # ------------------------------------------------------------------------------------------- by a signal
 
 
-def test_a_run_saves_its_work_on_a_signal_and_is_stopped_after_that(tmp_path):
+def test_a_run_takes_a_checkpoint_on_a_signal_before_it_is_stopped(tmp_path):
     async def story() -> None:
         file = tmp_path / "model.ckpt"
         hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
@@ -87,7 +87,7 @@ def test_a_run_saves_its_work_on_a_signal_and_is_stopped_after_that(tmp_path):
 @pytest.mark.parametrize(
     ("code", "state"), [pytest.param(0, "succeeded", id="done"), pytest.param(3, "stopped", id="more to do")]
 )
-def test_a_run_that_ends_by_itself_when_asked_to_save_is_reported_as_it_ended(tmp_path, code, state):
+def test_a_run_that_ends_during_its_checkpoint_is_reported_with_its_own_end(tmp_path, code, state):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, a_job(f"trap 'exit {code}' USR1; echo ready; while :; do sleep 0.02; done"))
@@ -98,7 +98,7 @@ def test_a_run_that_ends_by_itself_when_asked_to_save_is_reported_as_it_ended(tm
     asyncio.run(story())
 
 
-def test_a_run_that_saves_nothing_is_stopped_when_the_time_for_it_is_over(tmp_path):
+def test_a_run_without_a_checkpoint_is_stopped_at_the_checkpoint_timeout(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, a_job("trap : USR1; echo ready; while :; do sleep 0.02; done"))
@@ -110,7 +110,7 @@ def test_a_run_that_saves_nothing_is_stopped_when_the_time_for_it_is_over(tmp_pa
     asyncio.run(story())
 
 
-def test_a_signal_that_would_end_the_wrapper_is_left_out_and_said_so(tmp_path):
+def test_a_checkpoint_signal_that_would_end_the_wrapper_is_refused(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, a_job(WAITS))
@@ -123,7 +123,7 @@ def test_a_signal_that_would_end_the_wrapper_is_left_out_and_said_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR2", "VTALRM", "WINCH"])
-def test_every_signal_that_can_be_asked_for_reaches_the_command_and_not_its_wrapper(tmp_path, name):
+def test_every_checkpoint_signal_reaches_the_command_and_not_its_wrapper(tmp_path, name):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             script = f"trap 'touch $HODEI_CHECKPOINT_FILE' {name}; echo ready; while :; do sleep 0.02; done"
@@ -147,7 +147,7 @@ def test_every_signal_that_can_be_asked_for_reaches_the_command_and_not_its_wrap
         pytest.param({"with.dot": "x", "MODEL": "it's 7"}, id="dots"),
     ],
 )
-def test_a_command_saves_the_work_beside_the_run_with_its_environment(tmp_path, env):
+def test_a_checkpoint_command_has_the_environment_of_its_run(tmp_path, env):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, a_job("echo $$; echo ready; exec sleep 300", env=env, workdir="/tmp"))
@@ -178,7 +178,7 @@ def test_a_command_saves_the_work_beside_the_run_with_its_environment(tmp_path, 
         ),
     ],
 )
-def test_a_command_that_fails_is_told_of_and_the_stop_goes_on(tmp_path, command, trouble):
+def test_a_failed_checkpoint_command_is_reported_and_the_stop_continues(tmp_path, command, trouble):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, a_job(WAITS))
@@ -190,7 +190,7 @@ def test_a_command_that_fails_is_told_of_and_the_stop_goes_on(tmp_path, command,
     asyncio.run(story())
 
 
-def test_a_command_that_does_not_end_is_killed_with_its_children_when_its_time_is_over(tmp_path):
+def test_a_checkpoint_command_that_hangs_is_killed_with_its_children(tmp_path):
     async def story() -> None:
         proof = tmp_path / "proof"
         async with a_host(tmp_path / "home") as desk:
@@ -241,7 +241,7 @@ def gated(gate: Path, proof: Path) -> tuple[str, ...]:
     return sh(f"echo $$ >> {proof}; until [ -e {gate} ]; do sleep 0.02; done")
 
 
-def test_a_second_order_does_not_begin_again(tmp_path):
+def test_a_second_stop_does_not_restart_the_checkpoint(tmp_path):
     async def story() -> None:
         gate, proof = tmp_path / "gate", tmp_path / "proof"
         async with a_host(tmp_path / "home") as desk:
@@ -259,7 +259,7 @@ def test_a_second_order_does_not_begin_again(tmp_path):
 @pytest.mark.parametrize(
     ("grace_ms", "code"), [pytest.param(0, 137, id="at once"), pytest.param(60_000, 143, id="with some grace")]
 )
-def test_a_second_order_without_a_hook_cuts_it_short(tmp_path, grace_ms, code):
+def test_a_second_stop_without_a_checkpoint_cuts_it_short(tmp_path, grace_ms, code):
     async def story() -> None:
         gate, proof = tmp_path / "gate", tmp_path / "proof"
         async with a_host(tmp_path / "home") as desk:
@@ -300,14 +300,14 @@ def through_a_dead_agent(tmp_path: Path, then: Callable[[Path], None], **hook: A
     return asyncio.run(story())
 
 
-def test_a_command_that_goes_on_while_the_agent_is_killed_is_waited_for_by_the_next_one(tmp_path):
+def test_a_checkpoint_command_is_awaited_by_the_next_agent(tmp_path):
     end, proof = through_a_dead_agent(tmp_path, lambda gate: None, timeout_ms=HOUR_MS)
     assert facts_of(end) == ("stopped", 143, "preempted by 7")
     assert end.checkpoint_ms > 0
     assert len(proof.split()) == 1
 
 
-def test_a_command_that_ended_while_no_agent_was_there_has_saved_the_work(tmp_path):
+def test_a_checkpoint_command_that_ended_without_an_agent_counts(tmp_path):
     def open_gate_and_wait(gate: Path) -> None:
         gate.touch()
         status = tmp_path / "home" / "runs" / "test" / RUN / "hook"
@@ -326,7 +326,7 @@ def test_the_time_for_a_command_holds_after_the_agent_was_killed(tmp_path):
     assert len(proof.split()) == 1
 
 
-def test_a_command_that_vanished_with_the_agent_does_not_hold_up_the_stop(tmp_path):
+def test_a_checkpoint_command_that_vanished_does_not_delay_the_stop(tmp_path):
     def kill_it(gate: Path) -> None:
         status = (tmp_path / "home" / "runs" / "test" / RUN / "hook").read_text()
         os.killpg(int(status.split()[2]), signal.SIGKILL)
@@ -367,7 +367,7 @@ def test_a_signal_is_not_sent_again_by_an_agent_after_the_one_that_was_killed(tm
 
 
 @pytest.mark.parametrize("named", [pytest.param(True, id="a file of its own"), pytest.param(False, id="the given one")])
-def test_the_time_of_the_last_checkpoint_is_told_while_it_runs_and_with_its_end(tmp_path, named):
+def test_the_time_of_the_last_checkpoint_is_reported_during_the_run_and_with_its_end(tmp_path, named):
     async def story() -> None:
         gate, file = tmp_path / "gate", str(tmp_path / "x" / "saved") if named else ""
         (tmp_path / "x").mkdir()
@@ -392,7 +392,7 @@ def test_the_time_of_the_last_checkpoint_is_told_while_it_runs_and_with_its_end(
     asyncio.run(story())
 
 
-def test_what_was_saved_before_the_run_says_nothing_about_it(tmp_path):
+def test_a_checkpoint_from_before_the_run_does_not_count(tmp_path):
     async def story() -> None:
         file = tmp_path / "saved"
         file.touch()

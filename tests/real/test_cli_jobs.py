@@ -1,4 +1,4 @@
-"""The life of jobs as a person at the terminal sees it: the real command, the real server, real processes."""
+"""Jobs through the real command line, server and processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = '[[nodes]]\nname = "tiny"\ncpu = "1"\nmemory = "1Gi"\n'
 QUICK_RETRIES = '[scheduling.retry]\nbase = "200ms"\nfactor = 2\njitter = 0.0\n'
 
 
-def test_run_is_like_running_it_here(installation: Installation, tmp_path: Path) -> None:
+def test_hodei_run_behaves_like_a_local_command(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     said = installation.hodei("run", "--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
     assert (said.code, said.out) == (3, "to stdout\n")
@@ -105,7 +105,7 @@ def test_logs_are_followed_while_a_slow_job_writes(installation: Installation, t
     assert installation.ok("logs", "--tail", "1", str(id)).out == "line 3\n"
 
 
-def test_wait_gives_up_when_its_time_is_over(installation: Installation) -> None:
+def test_wait_ends_at_its_timeout(installation: Installation) -> None:
     installation.up()
     slow, bad = installation.submit("sleep", "600"), installation.submit("sh", "-c", "exit 9")
     began = time.monotonic()
@@ -135,7 +135,7 @@ def test_cancel_ends_a_waiting_job_and_the_whole_process_group_of_a_running_one(
     assert installation.hodei("cancel", str(running)).code == 8
 
 
-def test_a_job_that_will_not_hear_term_is_killed_after_its_grace(installation: Installation, tmp_path: Path) -> None:
+def test_a_job_that_ignores_term_is_killed_after_its_grace_period(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     id = installation.submit(
         "sh", "-c", f"trap '' TERM; echo $$ >{tmp_path}/pids; while :; do sleep 0.1; done", grace="500ms"
@@ -213,7 +213,7 @@ def test_a_timeout_holds_while_the_server_is_down(installation: Installation, tm
     assert (detail.job.state, detail.job.reason_code) == ("failed", "TIMEOUT")
 
 
-def test_a_job_over_its_memory_limit_is_told_so(installation: Installation) -> None:
+def test_a_job_over_its_memory_limit_ends_as_oom(installation: Installation) -> None:
     installation.up()
     limits = {check["name"]: check["found"] for check in installation.ok("doctor", "-o", "json").json}
     if "cgroup" not in limits.get("limits: memory", ""):
@@ -245,7 +245,7 @@ def test_the_environment_is_exactly_what_was_asked_for(installation: Installatio
     assert os.environ["PATH"] == env["PATH"]
 
 
-def test_the_members_of_a_gang_know_their_place(installation: Installation) -> None:
+def test_the_members_of_a_gang_get_their_rank(installation: Installation) -> None:
     installation.up()
     whole = {
         "apiVersion": "hodei/v1", "kind": "Job", "metadata": {"name": "gang"},

@@ -17,8 +17,8 @@ import pytest
 from hodei.api.views import JobDetail
 from hodei.client import ServerUnreachable
 from hodei.model.errors import Unavailable
+from real.file_damage import DAMAGES
 from real.installation import Installation, until
-from real.rot import DAMAGES
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -139,9 +139,7 @@ def test_a_server_that_is_killed_five_times_loses_no_job_and_runs_none_twice(
 
 
 @pytest.mark.parametrize("with_server", [False, True], ids=["the agent alone", "the agent and the server at once"])
-def test_after_an_agent_is_killed_its_runs_are_found_again_and_none_is_lost(
-    installation: Installation, tmp_path: Path, with_server: bool
-) -> None:
+def test_after_an_agent_is_killed_no_run_is_lost(installation: Installation, tmp_path: Path, with_server: bool) -> None:
     chance, count = seeded(), 60
     (tmp_path / "out").mkdir()
     jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 1.2), 3)) for number in range(count)]
@@ -176,7 +174,7 @@ def executions(proof: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("dies", ["the agent", "the server", "both"])
-def test_in_a_burst_of_jobs_that_never_restart_each_runs_once_whoever_is_killed(
+def test_each_job_of_a_burst_runs_once_whichever_process_is_killed(
     installation: Installation, tmp_path: Path, dies: str
 ) -> None:
     chance = seeded()
@@ -214,9 +212,7 @@ def test_in_a_burst_of_jobs_that_never_restart_each_runs_once_whoever_is_killed(
     assert (lost, again) == (0, 0)
 
 
-def test_a_journal_that_rots_while_all_are_dead_makes_no_job_run_twice(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_a_damaged_journal_makes_no_job_run_twice(installation: Installation, tmp_path: Path) -> None:
     chance, count = seeded(), 150
     installation.configure(WIDE).up()
     lost = lost_unborn = damages = 0

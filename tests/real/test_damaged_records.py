@@ -120,7 +120,7 @@ def test_any_field_of_any_table_may_be_damaged_and_the_server_starts_and_serves(
     print(f"{done} damages in {ROUNDS} rounds")
 
 
-def test_a_running_job_with_a_lost_description_goes_on_is_told_of_and_its_end_is_heard(
+def test_a_running_job_with_a_damaged_record_continues_and_its_end_is_observed(
     installation: Installation,
 ) -> None:
     installation.configure(_NODES).up()
@@ -148,7 +148,7 @@ def test_a_running_job_with_a_lost_description_goes_on_is_told_of_and_its_end_is
     assert "{garbage" in installation.rows("SELECT body FROM quarantine")[0][0]
 
 
-def test_a_run_whose_job_is_gone_is_not_stopped_but_taken_in_again(installation: Installation) -> None:
+def test_a_run_whose_job_record_is_missing_is_restored_and_not_stopped(installation: Installation) -> None:
     installation.configure(_NODES).up()
     job = installation.submit("sh", "-c", f"echo $$ > {installation.home.parent}/pid; sleep 600")
     installation.until_state(job, "running")
@@ -164,7 +164,7 @@ def test_a_run_whose_job_is_gone_is_not_stopped_but_taken_in_again(installation:
     until(lambda: not alive(pid), "its run is stopped when somebody wants it")
 
 
-def test_a_run_whose_record_is_gone_is_left_alone_until_its_job_is_cancelled(installation: Installation) -> None:
+def test_a_run_without_a_record_continues_until_its_job_is_cancelled(installation: Installation) -> None:
     installation.configure(_NODES).up()
     job = installation.submit("sh", "-c", f"echo $$ > {installation.home.parent}/pid; sleep 600")
     installation.until_state(job, "running")
@@ -182,7 +182,7 @@ def test_a_run_whose_record_is_gone_is_left_alone_until_its_job_is_cancelled(ins
     until(lambda: not alive(pid), "its run is stopped when somebody wants it")
 
 
-def test_damage_that_happens_while_the_server_runs_is_mended_from_memory(installation: Installation) -> None:
+def test_a_record_damaged_at_run_time_is_repaired_from_memory(installation: Installation) -> None:
     installation.up()
     job = installation.submit("sleep", "600")
     installation.until_state(job, "running")
@@ -198,7 +198,7 @@ def test_damage_that_happens_while_the_server_runs_is_mended_from_memory(install
 @pytest.mark.parametrize("sql", [
     "DELETE FROM job WHERE id = ?", "UPDATE job SET id = -1 WHERE id = ?", "DELETE FROM run WHERE job = ?",
 ])  # fmt: skip
-def test_a_record_that_vanishes_while_the_server_runs_does_not_end_it(
+def test_a_record_that_vanishes_at_run_time_does_not_stop_the_server(
     installation: Installation, tmp_path: Path, sql: str
 ) -> None:
     installation.up()

@@ -1,4 +1,4 @@
-"""Every decision of a real server can be decided again, to the letter."""
+"""Every decision of a real server can be replayed exactly."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def a_busy_life(installation: Installation) -> None:
     installation.ended(ids[0])
 
 
-def test_the_log_of_a_busy_life_is_decided_again_the_same(installation: Installation) -> None:
+def test_the_decision_log_of_a_busy_server_replays_identically(installation: Installation) -> None:
     installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
     a_busy_life(installation)
     assert installation.stop() == 0
@@ -89,7 +89,7 @@ def test_the_log_of_a_busy_life_is_decided_again_the_same(installation: Installa
     assert installation.ok("replay", str(log)).out == said.out
 
 
-def test_the_log_of_a_server_with_a_past_is_decided_again_the_same(installation: Installation) -> None:
+def test_the_decision_log_of_a_restarted_server_replays_identically(installation: Installation) -> None:
     installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
     left = [installation.submit("sh", "-c", "sleep 0.4; exit 3", cpu="500m", retries=1) for _ in range(8)]
     installation.ok("node", "label", "c", "zone=east")
@@ -122,7 +122,7 @@ def test_a_log_that_was_tampered_with_shows_the_first_difference(installation: I
     assert replay(log).code == 2
 
 
-def test_the_log_is_on_by_default_and_bounded_and_all_that_is_kept_is_decided_again(installation: Installation) -> None:
+def test_the_decision_log_is_on_by_default_bounded_and_replays(installation: Installation) -> None:
     installation.configure(CONFIG + '\n[server]\ndecision_log_size = "1Mi"\n').up("--instant")
     log, note = installation.home / "decisions.jsonl", {"note": "n" * 1000}
     with installation.client() as client:

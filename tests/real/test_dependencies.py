@@ -1,4 +1,4 @@
-"""Jobs that wait for others, through a real server, its command line and a restart."""
+"""Dependencies through a real server, its command line and a restart."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(inst
             client.submit(**small_job, after=[object()])
 
 
-def test_what_does_not_exist_or_waits_for_itself_is_refused_by_name(installation: Installation) -> None:
+def test_a_missing_or_cyclic_dependency_is_refused_by_name(installation: Installation) -> None:
     installation.up()
     ring = documents(*(f"name: {a}\nafter: [{b}]\ncommand: ['true']\n" for a, b in ("ab", "bc", "ca")))
     said = installation.hodei("submit", "-", input=ring)
@@ -128,7 +128,7 @@ def test_what_does_not_exist_or_waits_for_itself_is_refused_by_name(installation
     assert "[scheduling.data]" in said.err
 
 
-def test_a_file_that_appears_lets_it_start_and_why_says_what_is_missing(
+def test_a_job_starts_when_its_file_appears_and_why_names_the_missing_file(
     installation: Installation, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -145,7 +145,7 @@ def test_a_file_that_appears_lets_it_start_and_why_says_what_is_missing(
     assert installation.ok("logs", str(jobs["read"])).out == "6 * 7"
 
 
-def test_who_waits_goes_on_waiting_when_the_server_is_killed(installation: Installation, tmp_path: Path) -> None:
+def test_a_waiting_job_keeps_waiting_after_the_server_was_killed(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     go = tmp_path / "go"
     jobs = by_name(

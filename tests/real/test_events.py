@@ -1,4 +1,4 @@
-"""What happens, as a stream: numbered without gap or repeat, also across the death of the server."""
+"""The event stream: numbered without gaps or repeats, also across a crash of the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sse(installation: Installation, last: int | None = None, query: str = "") ->
         connection.close()
 
 
-def test_a_stream_is_taken_up_again_across_a_killed_server(installation: Installation) -> None:
+def test_a_stream_resumes_after_the_server_was_killed(installation: Installation) -> None:
     installation.up()
     first = [installation.submit("true") for _ in range(5)]
     installation.ended(*first)

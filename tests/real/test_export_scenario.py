@@ -1,4 +1,4 @@
-"""An incident becomes a scenario: what happened on a real server happens again when it is played."""
+"""An incident exported as a scenario: it happens again when it is played."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_incident_is_played_again_as_it_happened(installation: Installation, 
     assert abs(start["at_ms"] - waited.total_seconds() * 1000) <= 100
 
 
-def test_drains_cordons_and_preemptions_are_part_of_the_story(installation: Installation, tmp_path: Path) -> None:
+def test_drains_cordons_and_preemptions_are_exported(installation: Installation, tmp_path: Path) -> None:
     installation.configure(TWO).up()
     installation.ok("node", "cordon", "b")
     moved = installation.submit("sleep", "600", name="moved", cpu=2, priority="low")
@@ -109,7 +109,7 @@ def test_a_job_that_waits_is_exported_with_its_reason(installation: Installation
     installation.ok("cancel", str(waits))
 
 
-def test_it_must_be_said_as_what_to_export(installation: Installation) -> None:
+def test_an_export_needs_a_format(installation: Installation) -> None:
     installation.configure(TWO).up()
     said = installation.hodei("job", "export", str(installation.submit("true")))
     assert said.code == 2

@@ -65,7 +65,7 @@ def where(installation: Installation) -> str:
     return detail.runs[-1].backend
 
 
-def test_when_a_backend_hangs_the_next_in_the_chain_is_used_and_when_it_is_back_it_is_again(
+def test_a_backend_that_hangs_is_replaced_by_the_next_of_the_chain_until_it_recovers(
     installation: Installation,
 ) -> None:
     installation.up()
@@ -83,7 +83,7 @@ def test_when_a_backend_hangs_the_next_in_the_chain_is_used_and_when_it_is_back_
     assert "max_queue_time" in installation.ok("job", "show", "1", "-o", "json").out
 
 
-def test_a_mistake_in_hodei_yaml_is_told_with_its_line_and_the_server_does_not_start(
+def test_a_mistake_in_hodei_yaml_is_reported_with_its_line_and_prevents_the_start(
     installation: Installation,
 ) -> None:
     (installation.home / "hodei.yaml").write_text(HODEI_YAML.replace("parallel_scheduling", "paralel_scheduling"))

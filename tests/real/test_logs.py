@@ -1,4 +1,4 @@
-"""`hodei logs` on a real server: both streams, arrays and gangs line by line, and when it was written."""
+"""`hodei logs` on a real server: both streams, arrays and gangs line by line, and times."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_array_is_followed_from_before_it_starts_to_its_end(installation: Ins
     assert follower.returncode == 0
 
 
-def test_what_was_written_before_is_left_out(installation: Installation) -> None:
+def test_output_from_before_since_is_omitted(installation: Installation) -> None:
     installation.configure(NODE).up()
     now, go = installation.home.parent / "now", installation.home.parent / "go"
     old = installation.submit("sh", "-c", "echo long over", name="old")

@@ -1,4 +1,4 @@
-"""Commands on a node, with a real server: they cannot escape the audit, and they end with the server or at their time."""
+"""Commands on a node with a real server: always audited, and ended with the server or at their timeout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_command_ends_with_a_server_that_is_killed(installation: Installation,
         until(lambda pid=pid: not alive(pid), f"process {pid} has ended", 30)  # type: ignore[misc]
 
 
-def test_a_command_ends_at_its_time_though_the_server_hangs(installation: Installation, tmp_path: Path) -> None:
+def test_a_command_ends_at_its_timeout_although_the_server_hangs(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     node = the_node(installation)
     assert installation.server is not None
@@ -71,7 +71,7 @@ def test_a_command_ends_at_its_time_though_the_server_hangs(installation: Instal
     assert asking.wait(DEADLINE_S) == 124
 
 
-def test_a_command_that_is_not_over_in_time_shows_what_it_said(installation: Installation) -> None:
+def test_a_command_that_times_out_shows_its_output(installation: Installation) -> None:
     installation.up()
     node = the_node(installation)
     script = "echo begin; echo err >&2; sleep 300"

@@ -1,4 +1,4 @@
-"""Which runs were on a node, when, and how much of it they held."""
+"""The runs on a node over time, and how much of it they held."""
 
 from __future__ import annotations
 

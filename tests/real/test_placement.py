@@ -1,4 +1,4 @@
-"""Where jobs go and why, with one machine sliced into virtual nodes: selectors, taints, marks, queues, strategies, plugins."""
+"""Placement on one machine divided into virtual nodes: selectors, taints, overrides, queues, strategies, plugins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def why(installation: Installation, id: int) -> Any:
     return installation.ok("why", str(id), "-o", "json").json
 
 
-def test_jobs_go_where_their_rules_let_them(installation: Installation) -> None:
+def test_jobs_are_placed_by_their_rules(installation: Installation) -> None:
     installation.configure(THREE).up()
     assert [node["name"] for node in installation.ok("nodes", "-o", "json").json] == ["a", "b", "c"]
     assert node_of(installation, installation.submit(node_selector={"zone": "west"})) == "b"
@@ -95,7 +95,7 @@ def test_why_tells_apart_what_waits_what_never_can_and_what_was_placed(installat
     assert installation.hodei("why", "999").code == 3
 
 
-def test_the_gang_that_fits_only_in_part_waits_whole(installation: Installation) -> None:
+def test_a_gang_that_fits_only_in_part_waits(installation: Installation) -> None:
     installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
     holding = filler(installation, cpu=1)
     gang = installation.submit("sh", "-c", "sleep 0.2", cpu=1, count=2)
@@ -303,12 +303,12 @@ def with_plugins(installation: Installation, tmp_path: Path, profile: str) -> In
     return installation.up(env={"PYTHONPATH": path})
 
 
-def test_a_strategy_of_ones_own_is_named_by_its_path(installation: Installation, tmp_path: Path) -> None:
+def test_a_custom_strategy_is_named_by_its_path(installation: Installation, tmp_path: Path) -> None:
     with_plugins(installation, tmp_path, 'worker_selection = "team_plugins:LastInTheAlphabet"')
     assert node_of(installation, installation.submit()) == "c"
 
 
-def test_a_filter_of_ones_own_refuses_in_its_own_words(installation: Installation, tmp_path: Path) -> None:
+def test_a_custom_filter_refuses_with_its_own_text(installation: Installation, tmp_path: Path) -> None:
     with_plugins(
         installation, tmp_path, 'worker_selection = "team_plugins:LastInTheAlphabet"\nplugins = ["team_plugins:NotOnC"]'
     )
@@ -349,9 +349,7 @@ def test_a_plugin_that_raises_stops_its_own_job_and_nothing_else(installation: I
         ("[[[\n", "config.toml"),
     ],
 )
-def test_a_wrong_configuration_is_told_before_anything_starts(
-    installation: Installation, config: str, word: str
-) -> None:
+def test_a_wrong_configuration_is_reported_before_the_start(installation: Installation, config: str, word: str) -> None:
     installation.configure(config).start()
     assert installation.server is not None
     assert installation.server.wait(20) == 2
@@ -371,7 +369,9 @@ def test_plans_and_answers_are_the_same_object_in_the_api(installation: Installa
         assert same[key] == told[key]
 
 
-def test_a_job_for_every_node_runs_on_each_survives_a_restart_and_goes_as_one(installation: Installation) -> None:
+def test_a_per_node_job_runs_on_each_node_survives_a_restart_and_is_cancelled_as_one(
+    installation: Installation,
+) -> None:
     installation.configure(THREE).up()
     command = ("/bin/sh", "-c", "echo here $HODEI_NODE; exec sleep 300")
     id = installation.submit(*command, cpu="100m", memory="16Mi", per_node=True)
@@ -399,7 +399,7 @@ def test_a_job_for_every_node_runs_on_each_survives_a_restart_and_goes_as_one(in
 
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
-def test_a_restart_leaves_the_runs_of_a_job_for_every_node_as_they_are(
+def test_a_restart_does_not_change_the_runs_of_a_per_node_job(
     installation: Installation, tmp_path: Path, way: str
 ) -> None:
     installation.configure(nodes("a 2 1Gi", "b 2 1Gi", "c 2 1Gi")).up()

@@ -37,7 +37,7 @@ def _fill(installation: Installation, count: int) -> None:
     store.close()
 
 
-def test_all_that_has_expired_is_gone_soon_and_submits_go_on_meanwhile(installation: Installation) -> None:
+def test_expired_records_are_pruned_while_submits_continue(installation: Installation) -> None:
     count = int(os.environ.get("HODEI_JOBS", "20000"))
     _fill(installation, count)
     before = (installation.home / "hodei.db").stat().st_size

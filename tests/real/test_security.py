@@ -1,4 +1,4 @@
-"""What holds from the first minute: nobody without a token, nothing readable by others, nothing in the clear beyond here."""
+"""Secure defaults: nothing without a token, no files for other users, no unencrypted traffic beyond loopback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_on_disk_is_for_its_owner_only(installation: Installation) -> No
 
 
 @pytest.mark.parametrize("config", [False, True], ids=["empty", "with a configuration in it"])
-def test_a_home_that_was_open_to_others_is_closed(installation: Installation, config: bool) -> None:
+def test_a_home_that_others_can_read_is_made_private(installation: Installation, config: bool) -> None:
     installation.home.mkdir()
     installation.home.chmod(0o755)
     if config:
@@ -56,7 +56,7 @@ def test_a_directory_of_something_else_keeps_its_mode(installation: Installation
     assert mode(installation.home / "token") == 0o600
 
 
-def test_a_home_that_is_a_file_is_told(installation: Installation) -> None:
+def test_a_home_that_is_a_file_is_refused(installation: Installation) -> None:
     installation.home.touch()
     installation.start()
     assert installation.server is not None
@@ -100,14 +100,14 @@ def test_no_route_opens_without_a_token_or_with_a_wrong_one(installation: Instal
     assert public == {"/", "/livez", "/readyz", "/api/v1/openapi.json", "/api/v1/schema/job"}
 
 
-def test_a_removed_token_shuts_its_holder_out(installation: Installation) -> None:
+def test_a_removed_token_is_revoked(installation: Installation) -> None:
     installation.up()
     assert installation.request("GET", "/api/v1/jobs").status == 200
     (installation.home / "tokens").write_text("")
     until(lambda: installation.request("GET", "/api/v1/jobs").status == 401, "the token is refused", 5)
 
 
-def test_listening_beyond_this_machine_in_the_clear_needs_a_word(installation: Installation) -> None:
+def test_listening_beyond_loopback_without_tls_needs_insecure(installation: Installation) -> None:
     installation.start("--host", "0.0.0.0")
     assert installation.server is not None
     assert installation.server.wait(20) == 2
@@ -120,7 +120,7 @@ def test_listening_beyond_this_machine_in_the_clear_needs_a_word(installation: I
     assert "without TLS" in up.err
 
 
-def test_two_servers_in_one_home_are_one_too_many(installation: Installation) -> None:
+def test_a_second_server_in_a_home_is_refused(installation: Installation) -> None:
     installation.up()
     second = Installation(installation.home)
     second.log = installation.home.parent / "second.log"
@@ -133,7 +133,7 @@ def test_two_servers_in_one_home_are_one_too_many(installation: Installation) ->
     installation.works()
 
 
-def test_a_port_that_is_taken_is_told(installation: Installation, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     port = int(installation.address.rsplit(":", 1)[1])
     other = Installation(tmp_path / "other")
@@ -256,7 +256,7 @@ def test_values_of_variables_are_read_by_their_owner_and_administrators_only(ins
         assert CANARY in installation.request("GET", "/api/v1/periodic/nightly", token=token).body.decode()
 
 
-def test_one_caller_who_floods_the_server_shuts_nobody_else_out(installation: Installation) -> None:
+def test_a_caller_that_floods_the_server_does_not_lock_out_others(installation: Installation) -> None:
     """With the limits that hold by default: slow bodies of one token, idle connections of one address."""
     installation.up()
     tokens = installation.home / "tokens"
@@ -305,7 +305,7 @@ def test_64_clients_of_one_token_at_once_are_fine(installation: Installation) ->
     installation.ended(*ids)
 
 
-def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_on_record(installation: Installation) -> None:
+def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_audited(installation: Installation) -> None:
     installation.up()
     old = add_token(installation.home / "tokens", "ana", "viewer")
     until(lambda: installation.request("GET", "/api/v1/jobs", token=old).status == 200, "the token is known")

@@ -118,7 +118,7 @@ def test_a_dependency_on_an_array_waits_for_all_of_it(up, call):
         (["--wrap", "true", "job.sh"], 1, "not permitted"),
     ],
 )
-def test_what_can_not_be_submitted_is_refused_with_slurms_exit_code(call, words, code, says):
+def test_a_refused_submit_has_the_exit_code_of_slurm(call, words, code, says):
     (call.work / "plain.sh").write_text("echo hi\n")
     (call.work / "het.sh").write_text("#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\ntrue\n")
     said = call("sbatch", *words)
@@ -260,7 +260,7 @@ def submitted_or_refused(said: Said) -> int:
     return submitted(said) if said.code == 0 else 0
 
 
-def test_srun_gives_a_job_its_standard_input_or_says_that_it_can_not(call):
+def test_srun_gives_a_job_its_standard_input_or_says_that_it_cannot(call):
     assert call("srun", "cat", input="hello\n")[:2] == (0, "hello\n")
     assert call("srun", "-n", "2", "cat", input="hello\n")[:2] == (0, "hello\nhello\n")
     large = "x" * 60_000 + "\n"

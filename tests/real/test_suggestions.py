@@ -1,4 +1,4 @@
-"""What `why` proposes, through a real server and the command line: the change is made, and the job runs."""
+"""Suggestions of `why`, through a real server and the command line: the change is made, and the job runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from real.test_placement import THREE, cancelled, filler, node_of, why
 pytestmark = pytest.mark.real
 
 
-def test_a_job_that_waits_is_told_what_would_help_and_it_does(installation: Installation) -> None:
+def test_a_suggestion_of_why_lets_the_job_start(installation: Installation) -> None:
     installation.configure(THREE).up()
     holding = [filler(installation, cpu=1, node_selector={"zone": zone}, estimate="1h") for zone in ("east", "west")]
     waiting = installation.submit(cpu=2)
@@ -28,7 +28,7 @@ def test_a_job_that_waits_is_told_what_would_help_and_it_does(installation: Inst
     assert node_of(installation, waiting) in ("a", "b")
 
 
-def test_one_node_is_asked_about_one_job(installation: Installation) -> None:
+def test_why_explains_one_node(installation: Installation) -> None:
     installation.configure(THREE).up()
     job = installation.submit(cpu=4, node_selector={"zone": "east"})
     said = installation.ok("why", str(job), "--node", "c", "-o", "json").json
@@ -41,7 +41,7 @@ def test_one_node_is_asked_about_one_job(installation: Installation) -> None:
     assert f"{node} could take another like it now" in installation.ok("why", str(done), "--node", node).out
 
 
-def test_a_timeout_is_told_in_seconds(installation: Installation) -> None:
+def test_a_timeout_is_shown_in_seconds(installation: Installation) -> None:
     installation.configure(THREE).up()
     job = installation.submit("sleep", "60", timeout="1s")
     installation.ended(job)

@@ -151,7 +151,7 @@ def test_a_run_is_told_the_class_of_its_own_task():
     [".", "..", "hodei.db", "tokens", "token", "config.toml", "agent/x.jsonl", "/tmp/x.jsonl", "../x.jsonl", ".jsonl",
      "x.jsonl/", "x.jsonl\n", "a b.jsonl", "decisions.jsonl.1", "lock"],
 )  # fmt: skip
-def test_the_decision_log_can_not_take_the_place_of_other_files(tmp_path: Path, name: str):
+def test_the_decision_log_cannot_replace_other_files(tmp_path: Path, name: str):
     (tmp_path / "agent").mkdir()
     for taken in ("hodei.db", "tokens", "token", "config.toml", "lock"):
         (tmp_path / taken).write_text("kept")
@@ -223,7 +223,7 @@ def test_a_section_that_is_no_table_is_refused_beside_other_names(tmp_path: Path
         load_config(tmp_path / "hodei.yaml")
 
 
-def test_doctor_tells_of_backends_in_the_chain_that_are_not_there(tmp_path: Path) -> None:
+def test_doctor_reports_missing_backends_of_the_fallback_chain(tmp_path: Path) -> None:
     service = make_service(tmp_path, Config(scheduling=SchedulingConfig(fallback=("instant", "clod"))), instant=True)
 
     async def checks() -> list[Any]:
@@ -237,7 +237,7 @@ def test_doctor_tells_of_backends_in_the_chain_that_are_not_there(tmp_path: Path
     assert (said.level, said.found) == ("warning", "scheduling.fallback names backends that do not exist: clod")
 
 
-def test_the_name_of_this_machine_wants_its_kind_and_says_which(tmp_path: Path):
+def test_a_backend_named_local_needs_its_kind(tmp_path: Path):
     with pytest.raises(InvalidInput, match="is reserved for this machine") as refused:
         make_service(tmp_path, Config(backends={"local": {"enabled": False}}))
     assert refused.value.hint == 'write kind = "local", or use another name'

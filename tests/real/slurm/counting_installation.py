@@ -21,7 +21,7 @@ from hodei.model.ids import JobId
 from hodei.runtime.clock import SystemClock
 from hodei.store.sqlite import SqliteStore
 from hpc_backends import PbsStandIn, an_installation
-from unit.runtime.living import a_service
+from unit.runtime.harness import a_service
 
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 DEADLINE_S = 180.0 if ROUNDS == 1 else 900.0

@@ -24,7 +24,7 @@ from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
 from hpc_backends import a_slurm
 from slurm_cluster import SlurmCluster
-from unit.runtime.living import a_service, until
+from unit.runtime.harness import a_service, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

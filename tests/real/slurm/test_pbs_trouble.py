@@ -21,7 +21,7 @@ from hodei.model.errors import BackendRefused
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
 from hpc_backends import PbsStandIn, an_installation
-from unit.runtime.living import a_service, until
+from unit.runtime.harness import a_service, until
 
 pytestmark = pytest.mark.real
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from real.installation import Installation
-from real.test_life import begun, training
+from real.test_job_actions import begun, training
 from real.test_placement import nodes
 
 pytestmark = pytest.mark.real

@@ -13,9 +13,9 @@ from hodei.backends.base import BackendContext
 from hodei.backends.registry import make_backend, node_defaults, settings_of
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location
-from unit.runtime.living import StillClock
+from unit.runtime.harness import FakeClock
 
-HOUSE = BackendContext("here", 1, Path("/nowhere"), StillClock())
+HOUSE = BackendContext("here", 1, Path("/nowhere"), FakeClock())
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ from hodei.runtime import job_actions
 from hodei.runtime.backend_manager import BackendFactory
 from hodei.runtime.watcher import HealthPolicy
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
+from unit.runtime.harness import FakeBackend, FakeClock, a_service, alive, until
 
 # Beats come when a test makes them.
 BY_HAND = HealthPolicy(every_ms=0, timeout_ms=50, circuit=CircuitPolicy(failures=2))
 
 
-class Patient(ObedientBackend):
+class Patient(FakeBackend):
     """ConfigOrigin it is is set by the test; it can also hang, in any call, until it is let go."""
 
     def __init__(self, name: str, **options: Any) -> None:
@@ -69,9 +69,9 @@ def beat(service: Any, name: str) -> Any:
     return service.backend_manager._managed[name].health.check()
 
 
-def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
+def test_an_unhealthy_backend_is_skipped_and_why_says_since_when():
     async def main():
-        bad, clock = Patient("bad"), StillClock()
+        bad, clock = Patient("bad"), FakeClock()
         async with alive(a_service(MemoryStore(), bad, Patient("good"), clock=clock, health=BY_HAND)) as service:
             bad.healths = [Health(False, "disk on fire"), Health(False, "still on fire")]
             await beat(service, "bad")
@@ -103,7 +103,7 @@ def test_a_backend_that_was_never_reached_is_unreachable_even_if_its_health_chec
             raise BackendError("refused")
 
     async def main():
-        shut, clock = Shut("shut"), StillClock()
+        shut, clock = Shut("shut"), FakeClock()
         async with alive(a_service(MemoryStore(), shut, Patient("good"), clock=clock, health=BY_HAND)) as service:
             await service.submit([on("shut")])
             await until(lambda: "is unreachable" in service.store.job(1).reason)
@@ -126,7 +126,7 @@ def test_a_backend_that_was_never_reached_is_unreachable_even_if_its_health_chec
         pytest.param(None, id="it says nothing at all"),
     ],
 )
-def test_what_is_no_answer_is_a_bad_one(answer):
+def test_a_failed_or_missing_answer_is_unhealthy(answer):
     async def main():
         bad = Patient("bad")
         async with alive(a_service(MemoryStore(), bad, health=BY_HAND)) as service:
@@ -140,7 +140,7 @@ def test_what_is_no_answer_is_a_bad_one(answer):
     asyncio.run(main())
 
 
-def test_a_backend_that_comes_back_from_an_outage_is_asked_at_once_not_after_its_pause():
+def test_a_backend_that_recovers_from_an_outage_is_checked_at_once():
     async def main():
         # With a clock that stands still the pause never ends.
         bad = Patient("bad")
@@ -157,7 +157,7 @@ def test_a_backend_that_comes_back_from_an_outage_is_asked_at_once_not_after_its
     asyncio.run(main())
 
 
-def test_a_backend_that_hangs_holds_up_nobody_else():
+def test_a_backend_that_hangs_does_not_delay_others():
     async def main():
         hung, good = Patient("hung"), Patient("good")
         async with alive(a_service(MemoryStore(), hung, good, health=BY_HAND)) as service:
@@ -173,7 +173,7 @@ def test_a_backend_that_hangs_holds_up_nobody_else():
     asyncio.run(main())
 
 
-def test_a_server_is_ready_without_a_backend_that_does_not_let_it_in(monkeypatch):
+def test_a_server_is_ready_without_a_backend_that_hangs(monkeypatch):
     monkeypatch.setattr("hodei.runtime.watcher.FIRST_TRY_S", 0.05)
 
     async def main():
@@ -189,7 +189,7 @@ def test_a_server_is_ready_without_a_backend_that_does_not_let_it_in(monkeypatch
     asyncio.run(main())
 
 
-def test_starts_that_cannot_have_arrived_go_to_another_backend_and_the_others_wait():
+def test_starts_that_were_not_sent_move_to_another_backend_and_starts_in_doubt_wait():
     async def main():
         bad, good = Patient("bad"), Patient("good")
         async with alive(a_service(MemoryStore(), bad, good, health=BY_HAND)) as service:
@@ -211,7 +211,7 @@ def test_starts_that_cannot_have_arrived_go_to_another_backend_and_the_others_wa
 
 def test_a_disabled_backend_starts_nothing_more_and_stays_disabled_over_a_restart():
     async def main():
-        store, clock = MemoryStore(), StillClock()
+        store, clock = MemoryStore(), FakeClock()
         backend = Patient("one")
         async with alive(a_service(store, backend, clock=clock, health=BY_HAND)) as service:
             await service.submit([a_job_spec()])
@@ -289,7 +289,7 @@ def test_a_backend_is_added_at_run_time_kept_over_a_restart_and_removed():
     asyncio.run(main())
 
 
-def test_a_node_with_the_name_of_anothers_is_left_out():
+def test_a_node_with_the_name_of_another_backends_node_is_ignored():
     async def main():
         first, second = Patient("first"), Patient("second")
         second.offered = [a_node("first-1", backend="second"), a_node("own", backend="second")]
@@ -310,9 +310,9 @@ def test_a_command_goes_to_the_backend_of_its_run():
     asyncio.run(main())
 
 
-def test_a_job_whose_backend_cannot_let_it_save_its_work_is_told_so_and_nothing_is_asked_of_it():
+def test_a_checkpoint_is_refused_if_the_backend_does_not_support_it():
     async def main():
-        plain = ObedientBackend()
+        plain = FakeBackend()
         plain.capabilities = Capabilities(checkpoint=True)
         async with alive(a_service(MemoryStore(), plain, health=BY_HAND)) as service:
             await service.submit([a_job_spec(checkpoint=Checkpoint(signal="USR1"))])
@@ -345,7 +345,7 @@ class Setter(Patient):
         self.diary.write("unreserve", list(runs))
 
 
-def test_a_gang_starts_when_room_is_set_aside_for_all_of_it_and_single_runs_need_none():
+def test_a_gang_starts_after_its_capacity_is_reserved_and_single_runs_need_no_reservation():
     async def main():
         backend = Setter("one")
         async with alive(a_service(MemoryStore(), backend, health=BY_HAND)) as service:
@@ -363,7 +363,7 @@ def test_a_gang_starts_when_room_is_set_aside_for_all_of_it_and_single_runs_need
     asyncio.run(main())
 
 
-def test_room_is_given_back_for_members_that_are_refused_after_all():
+def test_reserved_capacity_is_released_for_members_that_are_refused():
     async def main():
         backend = Setter("one")
         backend.refuse = {"1.1.1": BackendRefused("never")}
@@ -374,7 +374,7 @@ def test_room_is_given_back_for_members_that_are_refused_after_all():
     asyncio.run(main())
 
 
-def test_a_run_that_has_not_begun_has_an_empty_log_and_one_that_has_begun_must_have_one():
+def test_a_run_that_has_not_started_has_an_empty_log():
     class Forgetful(Patient):
         async def logs(self, run: str, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
             raise NotFound(f"there is no output of run {run}")

@@ -1,7 +1,6 @@
-"""What backends are asked for people to see: when those in their own lines begin, and what is used on their nodes.
+"""Queries to backends: expected starts of runs in their own queues, and usage of their nodes.
 
-The backend is a fake that answers what the test wrote down: nothing here proves that a real queueing system can tell, that
-its estimates are any good, or what it costs to ask.
+The backend is a fake. Does not test what a real queueing system reports, or what a query costs.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from hodei.runtime import backend_manager
 from hodei.runtime.backend_manager import BackendQuery
 from hodei.runtime.watcher import HealthPolicy
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, a_service, alive, until
+from unit.runtime.harness import FakeBackend, a_service, alive, until
 
 MINUTE = 60_000
 NEVER_ASKED = HealthPolicy(every_ms=0, circuit=CircuitPolicy(failures=1))
 
 
-class Queue(ObedientBackend):
+class Queue(FakeBackend):
     """Has a queue of its own, and measures its nodes."""
 
     capabilities = Capabilities(delegates=True, expects=True, usage=True)
@@ -54,7 +53,7 @@ def often(monkeypatch):
     monkeypatch.setattr(backend_manager, "_USAGE_INTERVAL_S", 0.005)
 
 
-def test_why_tells_what_the_backend_expects_of_a_run_in_its_own_line(often):
+def test_why_shows_the_expected_start_of_a_run_in_the_backends_queue(often):
     async def main():
         backend = Queue()
         backend.starts = {"1.0.1": NOW_MS + MINUTE}
@@ -73,7 +72,7 @@ def test_why_tells_what_the_backend_expects_of_a_run_in_its_own_line(often):
     asyncio.run(main())
 
 
-def test_nobody_is_asked_when_no_run_is_in_line_or_no_metrics_are_read(often):
+def test_a_backend_is_not_queried_without_queued_runs_or_scrapes(often):
     async def main():
         backend = Queue()
         async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
@@ -87,7 +86,7 @@ def test_nobody_is_asked_when_no_run_is_in_line_or_no_metrics_are_read(often):
     asyncio.run(main())
 
 
-def test_a_backend_that_has_not_told_is_said_to_have_a_line_all_the_same():
+def test_the_backend_queue_is_shown_without_an_estimate():
     async def main():
         async with alive(a_service(MemoryStore(), Queue(), health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec()])
@@ -97,9 +96,9 @@ def test_a_backend_that_has_not_told_is_said_to_have_a_line_all_the_same():
     asyncio.run(main())
 
 
-def test_without_a_line_of_its_own_nothing_is_said_of_one():
+def test_a_backend_without_a_queue_shows_none():
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend(), health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend(), health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec()])
             await until(lambda: service.controller.cluster.runs.get(1))
             answer = await service.why(1)
@@ -116,7 +115,7 @@ def test_without_a_line_of_its_own_nothing_is_said_of_one():
         pytest.param({"1.0.1": NOW_MS + MINUTE}, 0, id="of some only"),
     ],
 )
-def test_a_gang_begins_with_the_last_of_its_members(often, starts, begins_ms):
+def test_a_gang_starts_with_the_last_of_its_members(often, starts, begins_ms):
     async def main():
         backend = Queue()
         backend.starts = starts
@@ -128,7 +127,7 @@ def test_a_gang_begins_with_the_last_of_its_members(often, starts, begins_ms):
     asyncio.run(main())
 
 
-def test_those_behind_a_run_in_line_are_foretold_a_start_after_its_turn(often):
+def test_forecasts_use_the_expected_starts_of_the_backend(often):
     async def main():
         backend = Queue()
         backend.starts = {"1.0.1": NOW_MS + 20 * MINUTE}
@@ -144,7 +143,7 @@ def test_those_behind_a_run_in_line_are_foretold_a_start_after_its_turn(often):
 
 
 @pytest.mark.parametrize("trouble", [BackendError("no"), ValueError("odd"), None], ids=["refuses", "is odd", "hangs"])
-def test_an_answer_that_does_not_come_is_none_and_the_next_one_counts(monkeypatch, trouble):
+def test_a_failed_query_clears_the_answer_until_the_next_one(monkeypatch, trouble):
     monkeypatch.setattr(backend_manager, "_QUERY_TIMEOUT_S", 0.01)
     answers: list[Any] = [{"1.0.1": 5}, trouble, {"1.0.1": 7}]
 
@@ -167,7 +166,7 @@ def test_an_answer_that_does_not_come_is_none_and_the_next_one_counts(monkeypatc
     asyncio.run(main())
 
 
-def test_what_is_used_is_a_metric_in_whole_cores_and_bytes(often):
+def test_node_usage_is_a_metric_in_cores_and_bytes(often):
     async def main():
         backend = Queue()
         backend.used = {"hpc-main": NodeUsage({"cpu": 1500, "memory": 1024})}
@@ -182,7 +181,7 @@ def test_what_is_used_is_a_metric_in_whole_cores_and_bytes(often):
 
 
 @pytest.mark.parametrize("of", ["nodes in all", "nodes that were measured"])
-def test_with_more_nodes_than_a_person_can_look_at_there_is_no_such_metric(often, monkeypatch, of):
+def test_a_large_cluster_has_no_usage_metric_per_node(often, monkeypatch, of):
     async def main():
         backend = Queue()
         monkeypatch.setattr(backend_manager, "MAX_NODES", 1)

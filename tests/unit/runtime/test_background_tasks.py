@@ -9,7 +9,7 @@ import pytest
 
 from hodei.runtime import cron, store_maintenance
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, a_service, alive, until
+from unit.runtime.harness import FakeBackend, a_service, alive, until
 
 
 def _failing_first(calls, answer):
@@ -51,7 +51,7 @@ def test_a_background_task_logs_an_unexpected_exception_and_continues(task, monk
     monkeypatch.setattr(store_maintenance, "_SCAN_INTERVAL_S", 0.01)
 
     async def main():
-        service, calls = a_service(MemoryStore(), ObedientBackend()), []
+        service, calls = a_service(MemoryStore(), FakeBackend()), []
         running = asyncio.create_task(task(service, calls))
         await until(lambda: len(calls) > 1 or running.done(), 20)
         assert not running.done()
@@ -67,7 +67,7 @@ def test_a_background_task_that_fails_for_good_is_logged(caplog):
         raise RuntimeError("unexpected")
 
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             service._spawn(fails())
             await until(lambda: any(one.levelno == logging.CRITICAL for one in caplog.records), 20)
 

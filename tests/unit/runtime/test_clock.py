@@ -1,4 +1,4 @@
-"""Clocks that are set: times follow the wall, no duration is negative, and a wrong clock erases nothing."""
+"""Clock changes: times follow the wall clock, no duration is negative, and a wrong clock erases nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodei.model.facts import RunObserved
 from hodei.ports import JobQuery
 from hodei.runtime.clock import SMALL_STEP_MS, RetentionClock, SystemClock, TrustedTime
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+from unit.runtime.harness import FakeBackend, FakeClock, RecordingStore, a_service, alive, until
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -36,7 +36,7 @@ class Wall:
 # --------------------------------------------------------------------------------------------- the clock
 
 
-def test_a_small_step_back_is_waited_out():
+def test_a_small_step_back_is_bridged():
     wall = Wall()
     clock = SystemClock(follows=True, wall_ms=wall)
     assert clock.now_ms() == NOW_MS
@@ -59,7 +59,7 @@ def test_after_a_jump_ahead_and_back_times_follow_the_wall_again():
     assert clock.now_ms() == NOW_MS + 15
 
 
-def test_what_was_submitted_under_a_wrong_clock_is_brought_back_to_now():
+def test_times_ahead_of_the_clock_are_set_to_now():
     ahead = NOW_MS + YEAR_MS
     job = a_job(
         1, state="pending", submitted_ms=ahead, changed_ms=ahead + 5, queued_ms=ahead, not_before_ms=ahead + 2005
@@ -71,7 +71,7 @@ def test_what_was_submitted_under_a_wrong_clock_is_brought_back_to_now():
     assert (run.placed_ms, run.started_ms) == (NOW_MS, NOW_MS)
 
 
-def test_what_is_not_ahead_stays_as_it_is():
+def test_times_that_are_not_ahead_are_not_changed():
     job = a_job(1, state="pending", submitted_ms=NOW_MS - 9, changed_ms=NOW_MS, not_before_ms=NOW_MS + HOUR_MS)
     assert clamp_job_times(job, NOW_MS) is job
     run = a_run(1)
@@ -82,7 +82,7 @@ def test_a_server_that_comes_up_after_the_clock_was_set_back_has_its_jobs_in_the
     """Order by number, pauses as long as they were meant, durations that are not negative; and it is stored so."""
 
     async def main():
-        ahead, store = NOW_MS + YEAR_MS, TalkingStore()
+        ahead, store = NOW_MS + YEAR_MS, RecordingStore()
         store.open()
         waits = a_job(1, state="pending", submitted_ms=ahead, changed_ms=ahead, queued_ms=ahead)
         runs = a_job(
@@ -90,9 +90,9 @@ def test_a_server_that_comes_up_after_the_clock_was_set_back_has_its_jobs_in_the
         )
         run = a_run(2, backend="obedient", state="running", placed_ms=ahead, started_ms=ahead)
         store.commit([SaveJob(waits, new=True), SaveJob(runs, new=True), SaveRun(run, new=True)])
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.remembers = {run.id: RunObserved(run.id, "running", ahead)}
-        clock = StillClock()
+        clock = FakeClock()
         async with alive(a_service(store, backend, clock=clock)) as service:
             assert store.job(1).submitted_ms == store.job(2).started_ms == store.run(run.id).started_ms == NOW_MS
             later = await service.submit([a_job_spec("later")])
@@ -106,9 +106,9 @@ def test_a_server_that_comes_up_after_the_clock_was_set_back_has_its_jobs_in_the
     asyncio.run(main())
 
 
-def test_an_end_that_is_told_with_an_earlier_time_than_the_beginning_gives_no_negative_duration():
+def test_an_end_before_its_start_gives_no_negative_duration():
     async def main():
-        store, backend = TalkingStore(), ObedientBackend()
+        store, backend = RecordingStore(), FakeBackend()
         async with alive(a_service(store, backend)) as service:
             await service.submit([a_job_spec("one")])
             backend.say(RunObserved("1.0.1", "running", NOW_MS + HOUR_MS))
@@ -129,14 +129,14 @@ def a_retention_clock(time: TrustedTime | None = None, steady_ms: int = 0) -> Re
     return RetentionClock(time or TrustedTime(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
 
 
-def test_a_clock_that_goes_on_as_time_passes_is_believed():
+def test_a_clock_without_jumps_is_trusted():
     clock = a_retention_clock()
     for hours in range(0, 24 * 60, 7):
         assert clock.update(NOW_MS + hours * HOUR_MS, hours * HOUR_MS) == NOW_MS + hours * HOUR_MS
     assert not clock.in_doubt
 
 
-def test_a_jump_ahead_is_believed_only_after_it_has_lasted():
+def test_a_jump_ahead_is_trusted_only_after_it_has_lasted():
     clock = a_retention_clock()
     assert clock.update(NOW_MS + YEAR_MS, 1000) == NOW_MS + 1000
     assert clock.in_doubt
@@ -146,7 +146,7 @@ def test_a_jump_ahead_is_believed_only_after_it_has_lasted():
     assert not clock.in_doubt
 
 
-def test_a_clock_that_is_put_right_again_is_believed_at_once():
+def test_a_corrected_clock_is_trusted_at_once():
     clock = a_retention_clock()
     clock.update(NOW_MS + YEAR_MS, 1000)
     assert clock.update(NOW_MS + 2000, 2000) == NOW_MS + 2000
@@ -154,7 +154,7 @@ def test_a_clock_that_is_put_right_again_is_believed_at_once():
     assert clock.update(NOW_MS - YEAR_MS, 3000) == NOW_MS - YEAR_MS  # nothing is forgotten too early by that
 
 
-def test_a_restart_is_no_confirmation():
+def test_a_restart_does_not_confirm_a_jump():
     clock = a_retention_clock()
     clock.update(NOW_MS + YEAR_MS, 1000)
     for _ in range(20):  # a new process with the same wrong clock each time; its steady clock may begin anew
@@ -170,7 +170,7 @@ def test_a_restart_is_no_confirmation():
 
 def a_harness(store, clock, steady, **options):
     return a_service(
-        store, ObedientBackend(), clock=clock, retention_ms=30 * DAY_MS, audit_retention_ms=90 * DAY_MS,
+        store, FakeBackend(), clock=clock, retention_ms=30 * DAY_MS, audit_retention_ms=90 * DAY_MS,
         steady_ms=lambda: steady.ms, **options,
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def history(store) -> None:
 @pytest.mark.parametrize("when", ["while it runs", "while it is off"])
 def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audit(when):
     async def main():
-        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        store, clock, steady = MemoryStore(), FakeClock(), FakeClock()
         history(store)
         if when == "while it is off":
             async with alive(a_harness(store, clock, steady)) as service:
@@ -221,9 +221,9 @@ def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audi
     asyncio.run(main())
 
 
-def test_an_operator_who_says_that_the_clock_is_right_is_believed():
+def test_trust_clock_overrides_the_doubt():
     async def main():
-        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        store, clock, steady = MemoryStore(), FakeClock(), FakeClock()
         history(store)
         async with alive(a_harness(store, clock, steady)) as service:
             await service.retention.prune()
@@ -235,9 +235,9 @@ def test_an_operator_who_says_that_the_clock_is_right_is_believed():
     asyncio.run(main())
 
 
-def test_a_store_of_an_older_version_is_judged_by_its_newest_job():
+def test_a_store_without_a_stored_time_uses_its_newest_job():
     async def main():
-        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        store, clock, steady = MemoryStore(), FakeClock(), FakeClock()
         history(store)
         clock.ms += YEAR_MS
         async with alive(a_harness(store, clock, steady)) as service:
@@ -248,9 +248,9 @@ def test_a_store_of_an_older_version_is_judged_by_its_newest_job():
     asyncio.run(main())
 
 
-def test_all_that_is_due_goes_in_one_round_however_much_it_is():
+def test_one_round_prunes_all_that_is_due():
     async def main():
-        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        store, clock, steady = MemoryStore(), FakeClock(), FakeClock()
         store.open()
         old = NOW_MS - 40 * DAY_MS
         job = a_job(1, state="succeeded", submitted_ms=old, changed_ms=old, finished_ms=old)

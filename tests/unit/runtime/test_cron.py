@@ -1,4 +1,4 @@
-"""The cron in a living house whose clock stands still until it is moved. It proves nothing of real waiting."""
+"""Periodic jobs with a clock that the test moves. Does not test real waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodei.ports import JobQuery
 from hodei.runtime.job_actions import cancel_array, hold_array, list_folded, wait_array
 from hodei.runtime.rights import CALLER, Caller
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, StillClock, a_service, alive
+from unit.runtime.harness import FakeBackend, FakeClock, a_service, alive
 
 MINUTE = 60_000
 TICK = Periodic("tick", "*/5 * * * *", a_job_spec("job", env={"A": "1"}), by="ann")
@@ -28,8 +28,8 @@ FIRST_DUE = NOW_MS - NOW_MS % (5 * MINUTE) + 5 * MINUTE
 class Scene:
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
-        self.clock = StillClock()
-        self.backend = ObedientBackend()
+        self.clock = FakeClock()
+        self.backend = FakeBackend()
         self.service = a_service(self.store, self.backend, clock=self.clock)
 
     async def at(self, ms: int) -> list[int]:
@@ -46,7 +46,7 @@ class Scene:
         return [event.kind for event in self.store.events() if event.kind.startswith("periodic")]
 
 
-def test_a_job_is_made_when_it_is_due_and_once():
+def test_a_periodic_job_is_created_once_when_it_is_due():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
@@ -89,7 +89,7 @@ def test_a_job_that_has_not_ended_when_the_next_is_due(overlap, jobs: list[int],
     asyncio.run(play())
 
 
-def test_a_crash_after_the_job_was_made_makes_no_second_one():
+def test_a_crash_after_the_submit_creates_no_second_job():
     """The job is in the store, but not that its time was dealt with: as if the server had died between the two."""
 
     async def play() -> None:
@@ -108,7 +108,7 @@ def test_a_crash_after_the_job_was_made_makes_no_second_one():
 
 
 @pytest.mark.parametrize(("missed", "made"), [("skip", 0), ("run_once", 1), ("run_all", 3)])
-def test_times_at_which_no_server_was_there_are_made_up_for_as_the_policy_says(missed, made: int):
+def test_missed_times_are_handled_by_the_policy(missed, made: int):
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
@@ -122,7 +122,7 @@ def test_times_at_which_no_server_was_there_are_made_up_for_as_the_policy_says(m
     asyncio.run(play())
 
 
-def test_paused_it_makes_no_job_and_resumed_it_makes_up_for_none():
+def test_a_paused_periodic_job_creates_no_jobs_and_makes_up_for_none():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
@@ -142,7 +142,7 @@ def test_paused_it_makes_no_job_and_resumed_it_makes_up_for_none():
     asyncio.run(play())
 
 
-def test_a_name_is_given_once():
+def test_a_name_is_unique():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
@@ -153,7 +153,7 @@ def test_a_name_is_given_once():
     asyncio.run(play())
 
 
-def test_a_refused_job_is_told_and_the_next_time_is_tried_again():
+def test_a_refused_job_is_reported_and_the_next_time_is_tried():
     async def play() -> None:
         scene = Scene()
         scene.service = a_service(scene.store, scene.backend, clock=scene.clock, profile={"max_pending": 0})
@@ -171,7 +171,7 @@ def test_a_refused_job_is_told_and_the_next_time_is_tried_again():
 # -------------------------------------------------------------------------------------------- arrays and callers
 
 
-def test_one_word_to_an_array_is_one_commit_and_reaches_every_element():
+def test_a_command_on_an_array_is_one_commit():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:

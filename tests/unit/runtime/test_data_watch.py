@@ -1,4 +1,4 @@
-"""Looking for data. Files are real and so is the HTTP server; it does not prove anything about slow disks."""
+"""Data dependencies, with real files and a real HTTP server. Does not test slow disks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def web() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
-def test_a_file_is_there_when_it_is(tmp_path: Path) -> None:
+def test_a_file_exists(tmp_path: Path) -> None:
     allowed, file = AllowedData([f"{tmp_path}/open/"]), tmp_path / "open" / "x.csv"
     assert not exists(str(file), allowed)
     file.parent.mkdir()
@@ -47,7 +47,7 @@ def test_a_file_is_there_when_it_is(tmp_path: Path) -> None:
     assert exists(str(file), allowed)
 
 
-def test_a_link_is_no_window_to_the_rest_of_the_disk(tmp_path: Path) -> None:
+def test_a_link_does_not_reveal_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "secret").touch()
     (tmp_path / "open" / "link").symlink_to(tmp_path / "secret")
@@ -55,7 +55,7 @@ def test_a_link_is_no_window_to_the_rest_of_the_disk(tmp_path: Path) -> None:
     assert exists(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/"]))
 
 
-def test_an_address_is_there_when_it_answers_and_is_not_followed(web: tuple[str, list[str]]) -> None:
+def test_a_url_exists_without_following_redirects(web: tuple[str, list[str]]) -> None:
     address, asked = web
     allowed = AllowedData([f"{address}/"])
     assert exists(f"{address}/there", allowed)
@@ -65,13 +65,13 @@ def test_an_address_is_there_when_it_answers_and_is_not_followed(web: tuple[str,
     assert not exists("http://127.0.0.1:1/there", AllowedData(["http://127.0.0.1:1/"]))
 
 
-def test_what_is_not_allowed_is_never_asked_for(web: tuple[str, list[str]]) -> None:
+def test_a_url_that_is_not_allowed_is_never_requested(web: tuple[str, list[str]]) -> None:
     address, asked = web
     assert not exists(f"{address}/there", AllowedData(["https://elsewhere/"]))
     assert asked == []
 
 
-def test_it_looks_less_and_less_often_and_stops_when_nobody_waits() -> None:
+def test_checks_back_off_and_stop_without_waiting_jobs() -> None:
     looked: list[str] = []
     told: list[Fact] = []
     wanted = ["/data/x"]
@@ -95,7 +95,7 @@ def test_it_looks_less_and_less_often_and_stops_when_nobody_waits() -> None:
     assert len(looked) == 3
 
 
-def test_one_that_does_not_answer_holds_up_no_other() -> None:
+def test_a_slow_check_does_not_delay_others() -> None:
     free = threading.Event()
     told: list[Fact] = []
 

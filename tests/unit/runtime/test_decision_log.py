@@ -1,4 +1,4 @@
-"""The decision log: bounded, in segments that can each be decided again, and without secrets."""
+"""The decision log: bounded, in segments that can each be replayed, and without secrets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hodei.sim.replay import main as replay_main
 from hodei.sim.replay import replay, replay_segments, segments_of
 from hodei.sim.traces import open_workload
 from hodei.wiring import make_controller
-from unit.runtime.living import TalkingStore, a_service, alive, until
+from unit.runtime.harness import RecordingStore, a_service, alive, until
 
 
 def _instant():
     return InstantBackend("instant", [a_node("n1", 4, backend="instant")])
 
 
-def test_a_decision_log_is_kept_in_segments_within_its_size_and_each_is_decided_again(tmp_path):
+def test_a_decision_log_stays_within_its_size_and_each_segment_replays(tmp_path):
     path, most = tmp_path / "decisions.jsonl", 200_000
 
     async def main():
         log = DecisionLog(path, SchedulingConfig(), 0, max_bytes=most)
-        async with alive(a_service(TalkingStore(), _instant(), decision_log=log)) as service:
+        async with alive(a_service(RecordingStore(), _instant(), decision_log=log)) as service:
             job = 0
             while not closed_segments(path) or closed_segments(path)[0].number < 3:
                 await service.submit([a_job_spec(annotations={"note": "x" * 500}) for _ in range(5)])
@@ -124,12 +124,12 @@ def test_a_state_names_no_code_but_that_of_a_scheduler():
         load(b"nonsense")
 
 
-def test_a_decision_log_goes_on_with_a_new_segment_after_the_disk_was_full(tmp_path, monkeypatch):
+def test_a_decision_log_continues_with_a_new_segment_after_a_full_disk(tmp_path, monkeypatch):
     path, full = tmp_path / "decisions.jsonl", open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the log closes it
 
     async def main():
         log = DecisionLog(path, SchedulingConfig(), 0)
-        async with alive(a_service(TalkingStore(), _instant(), decision_log=log)) as service:
+        async with alive(a_service(RecordingStore(), _instant(), decision_log=log)) as service:
             await service.submit([a_job_spec()])
             await service.wait(1, 5000)
             log._file.close()
@@ -154,7 +154,7 @@ def test_a_segment_begins_when_what_filled_the_one_before_it_is_stored_and_done_
     stored = []
 
     async def main():
-        store, log = TalkingStore(), DecisionLog(tmp_path / "decisions.jsonl", SchedulingConfig(), 0)
+        store, log = RecordingStore(), DecisionLog(tmp_path / "decisions.jsonl", SchedulingConfig(), 0)
         async with alive(a_service(store, _instant(), decision_log=log)) as service:
             begin = log.begin_segment
 

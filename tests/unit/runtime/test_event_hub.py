@@ -1,4 +1,4 @@
-"""Those who listen: in order, after the commit, and cut off rather than let grow."""
+"""Subscribers get events in order, after the commit; a slow one is cut off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from builders import an_event
 from hodei.runtime.observers import EventHub
 
 
-def test_every_reader_hears_everything_in_order():
+def test_every_subscriber_gets_all_events_in_order():
     async def main():
         hub = EventHub()
         one, other = hub.subscribe(), hub.subscribe()
@@ -25,7 +25,7 @@ def test_every_reader_hears_everything_in_order():
     asyncio.run(main())
 
 
-def test_a_reader_that_lags_is_cut_off_and_told_so():
+def test_a_subscriber_that_lags_is_cut_off():
     async def main():
         hub = EventHub()
         slow, quick = hub.subscribe(), hub.subscribe()
@@ -51,7 +51,7 @@ def test_a_reader_that_lags_is_cut_off_and_told_so():
     asyncio.run(main())
 
 
-def test_a_closed_reader_ends_and_hears_no_more():
+def test_a_closed_subscription_ends():
     async def main():
         hub = EventHub()
         reader = hub.subscribe()
@@ -63,7 +63,7 @@ def test_a_closed_reader_ends_and_hears_no_more():
     asyncio.run(main())
 
 
-def test_those_who_wait_for_an_end_are_told_once_and_those_who_gave_up_are_forgotten():
+def test_waits_for_an_end_are_resolved_once_and_cancelled_ones_removed():
     async def main():
         hub = EventHub()
         first, second, other = hub.end_of(1), hub.end_of(1), hub.end_of(2)

@@ -1,4 +1,4 @@
-"""Work in a forked child, and answers that leave the loop to others."""
+"""Queries in a forked child, and queries that leave time for the loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hodei.model.errors import InvalidInput, NotFound, Unavailable
 from hodei.runtime import fork_worker as answering
 from hodei.runtime.fork_worker import ForkWorker, QueryQueue
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, a_service, alive, until
+from unit.runtime.harness import FakeBackend, a_service, alive, until
 
 
-def test_a_child_sees_the_moment_and_changes_nothing_here():
+def test_a_child_sees_the_state_at_the_fork_and_changes_nothing():
     async def main():
         aside, state = ForkWorker(1), {"number": 1}
 
@@ -41,7 +41,7 @@ def test_a_child_sees_the_moment_and_changes_nothing_here():
     asyncio.run(main())
 
 
-def test_what_a_child_raises_is_raised_here_with_its_hint_and_code():
+def test_an_error_in_a_child_keeps_its_hint_and_code():
     def refuse():
         raise InvalidInput("not so", hint="so", code="ODD", problems=(("a", "b"),))
 
@@ -58,7 +58,7 @@ def test_what_a_child_raises_is_raised_here_with_its_hint_and_code():
     asyncio.run(main())
 
 
-def test_equal_questions_that_wait_share_one_child():
+def test_equal_queries_that_wait_share_one_child():
     async def main():
         aside = ForkWorker(1)
         first = asyncio.create_task(aside.run(lambda: time.sleep(0.1)))
@@ -73,7 +73,7 @@ def test_equal_questions_that_wait_share_one_child():
     asyncio.run(main())
 
 
-def test_one_who_gives_up_leaves_the_answer_to_the_others():
+def test_a_cancelled_caller_leaves_the_answer_to_the_others():
     async def main():
         aside = ForkWorker(1)
         busy = asyncio.create_task(aside.run(lambda: time.sleep(0.1)))
@@ -89,7 +89,7 @@ def test_one_who_gives_up_leaves_the_answer_to_the_others():
 
 
 @pytest.mark.parametrize("end", ["killed", "too long"])
-def test_a_child_that_comes_to_no_end_is_an_answer_too(end):
+def test_a_child_that_does_not_finish_is_an_error(end):
     async def main():
         aside = ForkWorker(1, limit_s=0.05 if end == "too long" else 60)
         asked = asyncio.create_task(aside.run(lambda: time.sleep(60)))
@@ -104,7 +104,7 @@ def test_a_child_that_comes_to_no_end_is_an_answer_too(end):
     asyncio.run(main())
 
 
-def test_closing_ends_the_children():
+def test_close_kills_the_children():
     async def main():
         aside = ForkWorker(1)
         asked = asyncio.create_task(aside.run(lambda: time.sleep(60)))
@@ -147,7 +147,7 @@ def test_no_copy_of_the_controller_is_made_on_the_loop(tmp_path, monkeypatch):
         return copy(self, it)
 
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([a_job_spec(cpu="4", estimate_ms=60_000) for _ in range(3)])
             monkeypatch.setattr(clone._Copier, "copy", noted)
             answer = await service.what_if(Question(add_nodes=1))
@@ -163,7 +163,7 @@ def test_no_copy_of_the_controller_is_made_on_the_loop(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------- answers
 
 
-def test_equal_questions_that_wait_are_answered_once():
+def test_equal_queries_that_wait_run_once():
     async def main():
         answers, asked = QueryQueue(), []
 
@@ -180,7 +180,7 @@ def test_equal_questions_that_wait_are_answered_once():
     asyncio.run(main())
 
 
-def test_an_answer_that_fails_fails_for_those_who_asked_alone():
+def test_a_failed_query_fails_only_its_callers():
     async def main():
         answers = QueryQueue()
         one, two = await asyncio.gather(
@@ -192,7 +192,7 @@ def test_an_answer_that_fails_fails_for_those_who_asked_alone():
     asyncio.run(main())
 
 
-def test_after_each_answer_the_loop_rests_as_long_as_it_took(monkeypatch):
+def test_the_queue_pauses_as_long_as_each_query_took(monkeypatch):
     spent, rests, sleep = [0.0], [], asyncio.sleep
 
     async def rest(seconds):
@@ -218,7 +218,7 @@ def test_after_each_answer_the_loop_rests_as_long_as_it_took(monkeypatch):
     assert rests == [0.25, 0, 0.5]
 
 
-def test_eight_who_ask_why_the_same_job_waits_cost_one_answer(monkeypatch):
+def test_eight_why_queries_for_one_job_cost_one_answer(monkeypatch):
     from hodei.runtime import service as services
 
     asked, why = [], services.explain.why
@@ -228,7 +228,7 @@ def test_eight_who_ask_why_the_same_job_waits_cost_one_answer(monkeypatch):
         return why(controller, job, now_ms)
 
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([a_job_spec(cpu="4") for _ in range(3)])
             monkeypatch.setattr(services.explain, "why", noted)
             told = await asyncio.gather(*(service.why(3) for _ in range(8)), service.why(2))

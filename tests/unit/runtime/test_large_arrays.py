@@ -1,4 +1,4 @@
-"""A large array comes and goes, and the loop has time for everyone else meanwhile."""
+"""The loop stays responsive while a large array is submitted, cancelled and requeued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hodei.runtime.job_actions import cancel_array, hold_array, release_array, r
 from hodei.runtime.rights import CALLER, Caller
 from hodei.sim.replay import replay
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive
+from unit.runtime.harness import FakeBackend, RecordingStore, a_service, alive
 
 COUNT = 20 * CHUNK_SIZE
 
@@ -73,9 +73,9 @@ def _is_in_parts(turns):
 
 @pytest.mark.parametrize("at_most", [0, 10], ids=["all at once", "ten at a time"])
 @pytest.mark.parametrize("after", [False, True], ids=["exempt", "after another"])
-def test_the_loop_has_its_turns_while_an_array_comes_and_goes(at_most, after):
+def test_the_loop_stays_responsive_during_a_large_array(at_most, after):
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([a_job_spec(cpu="4")])
             waits = {"after": Dependencies((Dependency("succeeded", 1),))} if after else {}
             async with watched() as turns:
@@ -89,10 +89,10 @@ def test_the_loop_has_its_turns_while_an_array_comes_and_goes(at_most, after):
     asyncio.run(main())
 
 
-def test_all_elements_are_one_commit_and_none_is_seen_before_it():
+def test_all_elements_are_one_commit_and_invisible_before_it():
     async def main():
-        store = TalkingStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        store = RecordingStore()
+        async with alive(a_service(store, FakeBackend())) as service:
             submitting = asyncio.create_task(service.submit([an_array(3 * CHUNK_SIZE, cpu="4")]))
             await _begun(service)
             known = len(service.controller.cluster.jobs)
@@ -110,7 +110,7 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
 
 def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([an_array(3 * CHUNK_SIZE, cpu="4", user="ann")])
             sizes, check = list[int](), service.rights.check
 
@@ -131,9 +131,9 @@ def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
     asyncio.run(main())
 
 
-def test_a_stop_while_rights_are_checked_is_told_to_the_caller():
+def test_a_shutdown_during_the_rights_check_is_reported_to_the_caller():
     async def main():
-        service = a_service(MemoryStore(), ObedientBackend())
+        service = a_service(MemoryStore(), FakeBackend())
         await service.start()
         await service.submit([an_array(3 * CHUNK_SIZE, cpu="4", user="ann")])
         CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
@@ -152,9 +152,9 @@ def test_a_stop_while_rights_are_checked_is_told_to_the_caller():
     asyncio.run(main())
 
 
-def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
+def test_the_loop_stays_responsive_during_a_large_requeue():
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([an_array(5 * CHUNK_SIZE, cpu="4")])
             await cancel_array(service, 1, "no more")
             turn, turns = 0, list[int]()
@@ -174,9 +174,9 @@ def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
     asyncio.run(main())
 
 
-def test_a_second_cancel_is_told_how_they_stand_when_the_first_is_stored():
+def test_a_second_cancel_reports_the_states_after_the_first():
     async def main():
-        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([an_array(3 * CHUNK_SIZE)])
             first = asyncio.create_task(cancel_array(service, 1, "no more"))
             while len(service.controller.cluster.jobs) == 3 * CHUNK_SIZE:  # noqa: ASYNC110 (one turn of the loop at a time)
@@ -193,7 +193,7 @@ def test_a_second_cancel_is_told_how_they_stand_when_the_first_is_stored():
 def test_others_submit_meanwhile_and_no_number_is_given_twice():
     async def main():
         store = MemoryStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        async with alive(a_service(store, FakeBackend())) as service:
             array = asyncio.create_task(service.submit([an_array(3 * CHUNK_SIZE)]))
             await asyncio.sleep(0)
             others = await asyncio.gather(*(service.submit([a_job_spec(f"other-{i}")]) for i in range(5)))
@@ -207,7 +207,7 @@ def test_others_submit_meanwhile_and_no_number_is_given_twice():
 def test_a_stop_in_the_middle_stores_all_or_nothing():
     async def main():
         store = MemoryStore()
-        service = a_service(store, ObedientBackend())
+        service = a_service(store, FakeBackend())
         await service.start()
         submitting = asyncio.create_task(service.submit([an_array(5 * CHUNK_SIZE)]))
         await _begun(service)
@@ -223,7 +223,7 @@ def test_a_stop_in_the_middle_stores_all_or_nothing():
 
 def test_an_array_that_is_too_much_for_the_queue_is_refused_as_a_whole():
     async def main():
-        service = a_service(MemoryStore(), ObedientBackend(), profile={"max_pending": 2 * CHUNK_SIZE})
+        service = a_service(MemoryStore(), FakeBackend(), profile={"max_pending": 2 * CHUNK_SIZE})
         async with alive(service):
             with pytest.raises(QueueFull):
                 await service.submit([an_array(2 * CHUNK_SIZE + 1)])
@@ -232,12 +232,12 @@ def test_an_array_that_is_too_much_for_the_queue_is_refused_as_a_whole():
     asyncio.run(main())
 
 
-def test_a_step_in_parts_decides_as_one_that_is_not_and_can_be_replayed(tmp_path):
+def test_a_step_in_chunks_decides_like_a_whole_one_and_replays(tmp_path):
     path = tmp_path / "decisions"
 
     async def main():
         log = DecisionLog(path, SchedulingConfig(), 0)
-        async with alive(a_service(MemoryStore(), ObedientBackend(), decision_log=log)) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend(), decision_log=log)) as service:
             await service.submit([an_array(3 * CHUNK_SIZE, at_most=7)])
             await cancel_array(service, 1, "no more")
 
@@ -247,9 +247,9 @@ def test_a_step_in_parts_decides_as_one_that_is_not_and_can_be_replayed(tmp_path
     assert result.facts > 6 * CHUNK_SIZE
 
 
-def test_the_loop_has_its_turns_while_a_queue_gets_other_settings():
+def test_the_loop_stays_responsive_during_a_reconfiguration():
     async def main():
-        service = a_service(MemoryStore(), ObedientBackend())
+        service = a_service(MemoryStore(), FakeBackend())
         service.controller.rebuild = lambda scheduling: Controller({"default": build_profile("default", queue="fifo")})
         async with alive(service):
             await service.submit([an_array(cpu="4")])

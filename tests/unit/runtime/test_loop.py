@@ -1,4 +1,4 @@
-"""Commit, then act: nothing is acknowledged, told or done before it is stored, and nothing stored is lost."""
+"""Commit, then act: nothing is acknowledged, published or carried out before it is stored, and nothing stored is lost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hodei.model.errors import Conflict, StaleEpoch, Unavailable
 from hodei.model.facts import NodeOverridden, RunObserved
 from hodei.runtime.decision_log import DecisionLog
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import Diary, ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+from unit.runtime.harness import CallLog, FakeBackend, FakeClock, RecordingStore, a_service, alive, until
 
 
 def _instant(diary=None):
     return InstantBackend("instant", [a_node("n1", 4, backend="instant")])
 
 
-def _hold_commits(store: TalkingStore) -> tuple[threading.Event, threading.Event]:
+def _hold_commits(store: RecordingStore) -> tuple[threading.Event, threading.Event]:
     """Commits wait for the second event; the first one says that a commit has begun."""
     writing, gate = threading.Event(), threading.Event()
 
@@ -37,8 +37,8 @@ def _hold_commits(store: TalkingStore) -> tuple[threading.Event, threading.Event
 
 def test_a_submit_that_was_acknowledged_is_in_the_store():
     async def main():
-        store = TalkingStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        store = RecordingStore()
+        async with alive(a_service(store, FakeBackend())) as service:
             answer = await service.submit([a_job_spec("one"), a_job_spec("two")])
             assert answer.ids == (1, 2)
             assert [store.job(id).spec.name for id in answer.ids] == ["one", "two"]
@@ -48,8 +48,8 @@ def test_a_submit_that_was_acknowledged_is_in_the_store():
 
 def test_a_submit_is_not_acknowledged_while_the_store_is_still_writing():
     async def main():
-        store = TalkingStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        store = RecordingStore()
+        async with alive(a_service(store, FakeBackend())) as service:
             writing, gate = _hold_commits(store)
             submitting = asyncio.create_task(service.submit([a_job_spec()]))
             await until(writing.is_set)
@@ -63,9 +63,9 @@ def test_a_submit_is_not_acknowledged_while_the_store_is_still_writing():
 
 def test_a_run_is_ordered_only_after_it_was_committed_and_forgotten_only_after_its_end_was():
     async def main():
-        diary = Diary()
-        backend = ObedientBackend(diary=diary)
-        async with alive(a_service(TalkingStore(diary), backend)) as service:
+        diary = CallLog()
+        backend = FakeBackend(diary=diary)
+        async with alive(a_service(RecordingStore(diary), backend)) as service:
             await service.submit([a_job_spec() for _ in range(3)])
             await until(lambda: sum(len(which) for what, which in diary.lines if what == "start") == 3)
             backend.say(*(RunObserved(f"{id}.0.1", "succeeded", NOW_MS, 0) for id in (1, 2, 3)))
@@ -88,8 +88,8 @@ def test_a_run_is_ordered_only_after_it_was_committed_and_forgotten_only_after_i
 
 def test_all_saves_of_one_step_are_one_commit():
     async def main():
-        diary = Diary()
-        async with alive(a_service(TalkingStore(diary), ObedientBackend(diary=diary))) as service:
+        diary = CallLog()
+        async with alive(a_service(RecordingStore(diary), FakeBackend(diary=diary))) as service:
             await service.submit([a_job_spec() for _ in range(4)])
         commits = [which for what, which in diary.lines if what == "commit"]
         (whole,) = [saves for saves in commits if any(isinstance(save, SaveJob) for save in saves)]
@@ -99,10 +99,10 @@ def test_all_saves_of_one_step_are_one_commit():
     asyncio.run(main())
 
 
-def test_an_outage_of_the_store_loses_nothing_and_holds_everything_up():
+def test_a_store_outage_delays_everything_and_loses_nothing():
     async def main():
-        diary = Diary()
-        store = TalkingStore(diary)
+        diary = CallLog()
+        store = RecordingStore(diary)
         async with alive(a_service(store, _instant())) as service:
             store.errors = [Unavailable("disk full"), Unavailable("disk full")]
             answer = await service.submit([a_job_spec() for _ in range(5)])
@@ -114,10 +114,10 @@ def test_an_outage_of_the_store_loses_nothing_and_holds_everything_up():
     asyncio.run(main())
 
 
-def test_a_stop_during_an_outage_acknowledges_nothing_and_leaves_nobody_waiting():
+def test_a_stop_during_an_outage_acknowledges_nothing_and_fails_all_callers():
     async def main():
-        store = TalkingStore()
-        service = a_service(store, ObedientBackend())
+        store = RecordingStore()
+        service = a_service(store, FakeBackend())
         await service.start()
         assert await service.until_ready(5)
         store.errors = [Unavailable("gone")] * 1000
@@ -132,10 +132,10 @@ def test_a_stop_during_an_outage_acknowledges_nothing_and_leaves_nobody_waiting(
     asyncio.run(main())
 
 
-def test_a_loop_whose_store_was_taken_over_stops_and_answers_no():
+def test_a_loop_whose_store_was_taken_over_stops_and_refuses():
     async def main():
-        store = TalkingStore()
-        service = a_service(store, ObedientBackend())
+        store = RecordingStore()
+        service = a_service(store, FakeBackend())
         await service.start()
         assert await service.until_ready(5)
         MemoryStore(of=store).open()
@@ -155,8 +155,8 @@ def test_a_loop_whose_store_was_taken_over_stops_and_answers_no():
 
 def test_the_same_key_twice_is_once_and_with_another_body_a_conflict():
     async def main():
-        store = TalkingStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        store = RecordingStore()
+        async with alive(a_service(store, FakeBackend())) as service:
             first = await service.submit([a_job_spec()], key="k", fingerprint="f")
             again = await service.submit([a_job_spec()], key="k", fingerprint="f")
             assert (first.ids, first.repeated) == ((1,), False)
@@ -171,8 +171,8 @@ def test_the_same_key_twice_is_once_and_with_another_body_a_conflict():
 
 def test_the_same_key_many_times_at_once_is_once():
     async def main():
-        store = TalkingStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        store = RecordingStore()
+        async with alive(a_service(store, FakeBackend())) as service:
             answers = await asyncio.gather(
                 *(service.submit([a_job_spec()], key="k", fingerprint="f") for _ in range(20))
             )
@@ -184,10 +184,10 @@ def test_the_same_key_many_times_at_once_is_once():
     asyncio.run(main())
 
 
-def test_a_caller_who_gave_up_and_asks_again_with_the_same_key_gets_the_same_job():
+def test_a_repeated_key_after_a_cancelled_call_gives_the_same_job():
     async def main():
-        store = TalkingStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        store = RecordingStore()
+        async with alive(a_service(store, FakeBackend())) as service:
             writing, gate = _hold_commits(store)
             impatient = asyncio.create_task(service.submit([a_job_spec()], key="k", fingerprint="f"))
             await until(writing.is_set)
@@ -202,10 +202,10 @@ def test_a_caller_who_gave_up_and_asks_again_with_the_same_key_gets_the_same_job
     asyncio.run(main())
 
 
-def test_waiting_returns_at_the_end_or_when_the_time_is_over():
+def test_wait_returns_at_the_end_or_the_timeout():
     async def main():
-        backend = ObedientBackend()
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        backend = FakeBackend()
+        async with alive(a_service(RecordingStore(), backend)) as service:
             await service.submit([a_job_spec()])
             assert (await service.wait(1, 20)).state == "scheduled"
             waiting = asyncio.create_task(service.wait(1, 5000))
@@ -219,8 +219,8 @@ def test_waiting_returns_at_the_end_or_when_the_time_is_over():
 
 def test_cancel_hold_release_and_requeue_are_visible_when_they_return():
     async def main():
-        backend = ObedientBackend()
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        backend = FakeBackend()
+        async with alive(a_service(RecordingStore(), backend)) as service:
             await service.submit([a_job_spec(cpu="4"), a_job_spec(cpu="4"), a_job_spec(cpu="4")])
             assert (await service.hold(2)).state == "held"
             assert (await service.hold(2)).state == "held"
@@ -237,16 +237,16 @@ def test_cancel_hold_release_and_requeue_are_visible_when_they_return():
     asyncio.run(main())
 
 
-def test_a_restart_finds_what_was_stored_and_what_goes_on():
+def test_a_restart_restores_stored_jobs_and_active_runs():
     async def main():
-        store, backend = TalkingStore(), ObedientBackend()
+        store, backend = RecordingStore(), FakeBackend()
         async with alive(a_service(store, backend)) as service:
             await service.submit([a_job_spec(cpu="3"), a_job_spec(cpu="3")])
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             backend.say(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: store.job(1).state == "running")
             await service.override_node(NodeOverridden("n1", labels={"seen": "yes"}))
-        second, later = TalkingStore(of=store), ObedientBackend()
+        second, later = RecordingStore(of=store), FakeBackend()
         later.remembers = {"1.0.1": RunObserved("1.0.1", "succeeded", NOW_MS, 0)}
         async with alive(a_service(second, later)) as service:
             assert (await service.wait(1, 5000)).state == "succeeded"
@@ -261,7 +261,7 @@ def test_the_decision_log_holds_the_configuration_the_facts_and_the_plans(tmp_pa
     async def main():
         path = tmp_path / "logs" / "decisions.jsonl"
         log = DecisionLog(path, SchedulingConfig(), 0)
-        async with alive(a_service(TalkingStore(), _instant(), decision_log=log)) as service:
+        async with alive(a_service(RecordingStore(), _instant(), decision_log=log)) as service:
             await service.submit([a_job_spec()])
             assert (await service.wait(1, 5000)).state == "succeeded"
         first, *rest = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -278,7 +278,7 @@ def test_the_decision_log_holds_the_configuration_the_facts_and_the_plans(tmp_pa
 
 def test_events_reach_a_subscriber_after_the_commit_and_in_order():
     async def main():
-        store = TalkingStore()
+        store = RecordingStore()
         async with alive(a_service(store, _instant())) as service:
             reader = service.event_hub.subscribe()
             await service.submit([a_job_spec()])
@@ -296,8 +296,8 @@ def test_events_reach_a_subscriber_after_the_commit_and_in_order():
 
 def test_a_wakeup_comes_when_a_pause_is_over():
     async def main():
-        clock, backend = StillClock(), ObedientBackend()
-        async with alive(a_service(TalkingStore(), backend, clock=clock)) as service:
+        clock, backend = FakeClock(), FakeBackend()
+        async with alive(a_service(RecordingStore(), backend, clock=clock)) as service:
             await service.submit([a_job_spec(retries=1)])
             backend.say(RunObserved("1.0.1", "failed", NOW_MS, 1))
             await until(lambda: service.store.job(1).state == "pending")

@@ -1,4 +1,4 @@
-"""Sinks and collectors: told after the commit, fenced, bounded, and given a bounded time to finish."""
+"""Sinks and collectors: called after the commit, isolated, bounded, with a bounded time to finish."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_job_on_hold_is_not_queued():
     assert sink.calls == [("on_event", "job.submitted")]
 
 
-def test_a_sink_that_raises_is_counted_and_the_others_go_on():
+def test_a_sink_that_raises_is_counted_and_others_continue():
     class Broken:
         def on_event(self, event):
             raise RuntimeError("no")

@@ -1,4 +1,4 @@
-"""A store that takes nothing: clients are told at once, the server says that it is not ready, and all goes on by itself."""
+"""A store that is not writable: clients get an error at once, the server is not ready, and recovers by itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hodei.model.audit import AuditEntry
 from hodei.model.errors import Unavailable
 from hodei.ports import JobQuery
 from hodei.runtime.rights import CALLER, Caller
-from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive, until
+from unit.runtime.harness import FakeBackend, RecordingStore, a_service, alive, until
 
 
-class FullStore(TalkingStore):
+class FullStore(RecordingStore):
     """Takes nothing while it is `full`."""
 
     full = False
@@ -45,10 +45,10 @@ async def _submit(service, key=""):
 
 
 @pytest.mark.parametrize("key", ["", "k"], ids=["without a key", "with a key"])
-def test_a_client_is_told_at_once_and_its_request_is_carried_out_once(key):
+def test_a_client_gets_write_pending_and_its_request_is_carried_out_once(key):
     async def main():
         store = FullStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        async with alive(a_service(store, FakeBackend())) as service:
             store.full = True
             with pytest.raises(Unavailable) as first:
                 async with asyncio.timeout(2):
@@ -70,8 +70,8 @@ def test_a_client_is_told_at_once_and_its_request_is_carried_out_once(key):
     asyncio.run(main())
 
 
-def test_trouble_that_is_over_before_a_client_hears_of_it_is_no_answer():
-    class SlowKeys(TalkingStore):
+def test_an_outage_that_ends_at_once_is_not_reported_to_the_client():
+    class SlowKeys(RecordingStore):
         looked_up = threading.Event()
 
         def key(self, key):
@@ -80,7 +80,7 @@ def test_trouble_that_is_over_before_a_client_hears_of_it_is_no_answer():
 
     async def main():
         store = SlowKeys()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        async with alive(a_service(store, FakeBackend())) as service:
             waiting = asyncio.create_task(_submit(service, "k"))
             await until(lambda: service.loop._store_failed is not None)
             service.loop._set_store_error(Unavailable("the disk is full"))
@@ -92,9 +92,9 @@ def test_trouble_that_is_over_before_a_client_hears_of_it_is_no_answer():
     asyncio.run(main())
 
 
-def test_a_client_that_comes_just_when_its_request_is_done_does_not_stop_the_server():
+def test_a_repeated_request_at_the_end_of_the_first_does_not_block_the_server():
     async def main():
-        async with alive(a_service(TalkingStore(), ObedientBackend())) as service:
+        async with alive(a_service(RecordingStore(), FakeBackend())) as service:
             done = asyncio.create_task(asyncio.sleep(0))
             await done
             service._submissions["k"] = done
@@ -110,10 +110,10 @@ def test_a_client_that_comes_just_when_its_request_is_done_does_not_stop_the_ser
     asyncio.run(main())
 
 
-def test_a_server_with_nothing_to_write_notices_by_trying_and_recovers_without_being_asked():
+def test_an_idle_server_detects_a_store_outage_and_recovers():
     async def main():
         store = FullStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        async with alive(a_service(store, FakeBackend())) as service:
             await service.check_ready()
             store.full, service.loop._written_s = True, 0.0
             with pytest.raises(Unavailable, match="the store is not writable") as error:
@@ -127,10 +127,10 @@ def test_a_server_with_nothing_to_write_notices_by_trying_and_recovers_without_b
     asyncio.run(main())
 
 
-def test_what_is_done_for_no_client_waits_as_long_as_it_takes():
+def test_internal_commits_wait_for_the_store():
     async def main():
         store = FullStore()
-        async with alive(a_service(store, ObedientBackend())) as service:
+        async with alive(a_service(store, FakeBackend())) as service:
             store.full = True
             making = asyncio.create_task(service.submit([a_job_spec("one", user="ada")], key="k"))
             await until(lambda: store.tried > 1)

@@ -1,4 +1,4 @@
-"""Two ways to call the app: in the same process without a socket (`ask`), and through a real one (`served`)."""
+"""Two ways to call the app: in-process without a socket (`ask`), and through a real one (`served`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A service that remembers what it was told and schedules nothing.
+"""A service that records its calls and schedules nothing.
 
-It does not prove: durability, admission, transactions, the order of commit and publish, or that a job ever runs.
-It proves only what the HTTP room does with a service's answers and errors.
+It tests only how the HTTP layer handles the answers and errors of a service: not durability, admission, transactions, the
+order of commit and publish, or whether a job ever runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The real application over the real service, in one process and without sockets, with callers of every role.
+"""The real application and service in one process, without sockets, with callers of every role.
 
-The store is in memory, the backend does as it is told, the clock is moved by hand: it proves nothing of durability, of real
-runs or of real waiting.
+The store is in memory, the backend a fake, the clock moved by the test: does not test durability, real runs or real waiting.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hodei.server.app import make_app
 from hodei.server.auth import Entry, Tokens
 from hodei.server.route import Principal
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, StillClock, a_service
+from unit.runtime.harness import FakeBackend, FakeClock, a_service
 from unit.server.conftest import Got, ask_app
 
 API = "/api/v1"
@@ -35,8 +34,8 @@ class LiveApp:
         self.runner = asyncio.Runner()
         self.roles = dict(ROLES)
         self.tokens = Tokens(self._entries())
-        self.store, self.clock = MemoryStore(), StillClock()
-        self.backend = ObedientBackend(nodes=[a_node("n1", 4, backend="obedient")])
+        self.store, self.clock = MemoryStore(), FakeClock()
+        self.backend = FakeBackend(nodes=[a_node("n1", 4, backend="obedient")])
         self.backend.capabilities = Capabilities(checkpoint=True)
         self.service = a_service(self.store, self.backend, clock=self.clock, accounts=accounts)
         self.run(self._start())

@@ -1,4 +1,4 @@
-"""Everything that may change something goes on record, by construction; what was sent does not."""
+"""Every request that may change something has an audit row, by construction, without the body."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def named(route) -> str:
     return f"{route.method} {route.path}"
 
 
-def test_only_questions_are_harmless():
+def test_only_queries_are_read_only():
     harmless = {route.path.removeprefix(API) for route in route_table() if route.read_only}
     assert {"/plan", "/whatif"} <= harmless
     assert all(re.search(r"plan|whatif|check|preview|try", path) for path in harmless), harmless
 
 
-def test_verbs_are_told_apart():
+def test_audit_verbs_are_distinct():
     verbs = [verb_of(route) for route in CHANGING]
     assert len(set(verbs)) == len(verbs)
     assert {"jobs.submit", "jobs.cancel", "nodes.change", "reservations.create", "reservations.delete"} <= set(verbs)
 
 
 @pytest.mark.parametrize("route", CHANGING, ids=named)
-def test_every_call_of_a_route_that_changes_something_leaves_one_row(ask, service, route):
+def test_every_request_to_a_changing_route_leaves_one_audit_row(ask, service, route):
     path = re.sub(r"\{(\w+)\}", lambda part: "1" if part[1] == "id" else "n1", route.path)
     got = ask(route.method, path, role="admin", body=b"" if route.request is None else b"{}")
     (row,) = service.recorded
@@ -40,7 +40,7 @@ def test_every_call_of_a_route_that_changes_something_leaves_one_row(ask, servic
         assert row.request == got.headers["hodei-request-id"]
 
 
-def test_a_call_that_the_role_does_not_allow_is_on_record_with_its_caller(ask, service):
+def test_a_forbidden_request_is_audited_with_its_caller(ask, service):
     assert ask("PATCH", f"{API}/nodes/n1", role="viewer", body=b"{}").status == 403
     (row,) = service.recorded
     assert (row.who, row.role, row.verb, row.target, row.code) == (
@@ -52,14 +52,14 @@ def test_a_call_that_the_role_does_not_allow_is_on_record_with_its_caller(ask, s
     )
 
 
-def test_those_without_a_token_and_those_who_only_look_leave_no_row(ask, service):
+def test_requests_without_a_token_and_reads_leave_no_audit_row(ask, service):
     ask("POST", f"{API}/jobs", role="", body=b'{"command": ["true"]}')
     ask("GET", f"{API}/jobs")
     ask("POST", f"{API}/plan", body=b'{"command": ["true"]}')
     assert service.recorded == []
 
 
-def test_nothing_of_what_was_sent_is_in_the_row(ask, service):
+def test_an_audit_row_contains_nothing_of_the_body(ask, service):
     body = b'{"command": ["s3cret"], "env": {"API_TOKEN": "s3cret"}, "name": "s3cret", "nonsense": 1}'
     ask("POST", f"{API}/jobs", body=body)
     ask("POST", f"{API}/jobs/1/cancel", body=b'{"reason": "s3cret"}')

@@ -1,4 +1,4 @@
-"""What people and fuzzers send: each a clear Problem, quickly, and the server goes on."""
+"""Bad input gets a clear Problem, quickly, and the server continues."""
 
 from __future__ import annotations
 

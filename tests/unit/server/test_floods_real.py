@@ -1,4 +1,4 @@
-"""One caller floods the server, on real sockets; the others go on. Other addresses are others of loopback."""
+"""A caller that floods the server, on real sockets, does not affect others. Other addresses are others of loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard without a socket; `test_guard_real.py` has what needs one."""
+"""The guard without a socket; `test_guard_real.py` has the tests that need one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home whose store is gone: the operator decides, and nothing is lost by asking."""
+"""A home whose store is missing: the server refuses to start until the operator decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command on a node over HTTP: for administrators, on record, and refused in words where the backend cannot."""
+"""A command on a node over HTTP: for administrators, audited, and refused where the backend cannot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodei.backends.machine import OUTPUT_LIMIT, execute
 from hodei.model.audit import COMMAND_LIMIT, AuditQuery, command_text
 from hodei.model.backend import ExecResult
 from hodei.model.errors import Unavailable
-from unit.runtime.living import until
+from unit.runtime.harness import until
 from unit.server.live_app import LiveApp
 
 ASKED = {"command": ["uptime"], "timeout_s": 5}

@@ -1,4 +1,4 @@
-"""Shares of the server, in all and for each caller."""
+"""Limits in total and per caller."""
 
 from __future__ import annotations
 

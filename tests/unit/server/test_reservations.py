@@ -1,4 +1,4 @@
-"""The routes of reservations, with a service that only remembers."""
+"""The routes of reservations, with a fake service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a role may have, on every path that makes or changes a job. The property over all sequences: tests/property."""
+"""What each role may do, on every path that creates or changes a job. The property over all sequences: tests/property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each route does with its parameters, and with the answers and errors of the service."""
+"""The routes: parameters, answers and errors of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event stream on real sockets: order, resumption, slowness, limits, and nothing left behind."""
+"""The event stream on real sockets: order, resumption, slow clients, limits, cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the store cannot write: callers wait or are told, nothing that was acknowledged is lost, and all goes on afterwards."""
+"""The store is not writable: callers wait or get an error, nothing acknowledged is lost, and all continues afterwards."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Callers:
                     time.sleep(0.1)
 
 
-def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: Installation, tmp_path: Path) -> None:
+def test_a_full_disk_delays_and_loses_nothing(small_disk: Installation, tmp_path: Path) -> None:
     installation = small_disk.up("--decision-log", "decisions.jsonl")
     before = [installation.submit("sh", "-c", f"exit {n}") for n in range(3)]
     installation.ended(*before)
@@ -189,7 +189,7 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
     assert installation.rows("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_a_program_that_holds_the_store_makes_callers_wait_and_readers_do_not(installation: Installation) -> None:
+def test_a_locked_store_delays_writers_but_not_readers(installation: Installation) -> None:
     installation.up()
     known = installation.submit("true")
     installation.ended(known)
@@ -215,7 +215,7 @@ def test_a_program_that_holds_the_store_makes_callers_wait_and_readers_do_not(in
     print(f"slowest read meanwhile {slowest * 1000:.0f} ms")
 
 
-def test_a_store_that_is_not_one_is_refused_and_left_alone(installation: Installation) -> None:
+def test_a_file_that_is_not_a_store_is_refused_and_not_changed(installation: Installation) -> None:
     installation.configure("")
     (installation.home / "hodei.db").write_bytes(b"this is not a database" * 100)
     installation.start()
@@ -226,7 +226,7 @@ def test_a_store_that_is_not_one_is_refused_and_left_alone(installation: Install
     assert (installation.home / "hodei.db").read_bytes() == b"this is not a database" * 100
 
 
-def test_a_store_that_is_gone_is_a_question_and_a_fresh_start_works(installation: Installation) -> None:
+def test_a_missing_store_prevents_the_start_unless_fresh(installation: Installation) -> None:
     installation.up()
     installation.ended(installation.submit("true"))
     assert installation.stop() == 0

@@ -1,4 +1,4 @@
-"""An array by its bare name or number, on a real server: every command and the client mean the whole of it."""
+"""An array by its bare name or number on a real server: every command and the client mean the whole array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking ahead on a real server: what if, and when will it start? Nothing that is asked changes anything."""
+"""Forecasts and what-if queries on a real server. Queries change nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def busy(installation: Installation) -> Installation:
     return installation
 
 
-def test_a_job_that_is_only_thought_of_starts_when_those_before_it_are_done(busy, tmp_path):
+def test_a_what_if_job_starts_after_the_jobs_before_it(busy, tmp_path):
     (tmp_path / "job.yaml").write_text("name: mine\ncommand: ['true']\ncpu: 2\nestimate: 5m\n")
     before = state_of(busy)
     answer = whatif(busy, str(tmp_path / "job.yaml"))
@@ -64,7 +64,7 @@ def test_a_job_that_is_only_thought_of_starts_when_those_before_it_are_done(busy
     assert "1 pending job would start at the same time" in text
 
 
-def test_a_critical_job_says_whom_it_would_send_away(busy):
+def test_what_if_lists_the_victims_of_a_critical_job(busy):
     urgent = ("--priority", "critical", "--cpu", "2", "--timeout", "5m", "--", "true")
     answer = whatif(busy, *urgent)
     assert answer["jobs"][0]["start_ms"] == answer["at_ms"]
@@ -74,7 +74,7 @@ def test_a_critical_job_says_whom_it_would_send_away(busy):
     assert "would be stopped" in busy.ok("whatif", *urgent).out
 
 
-def test_more_nodes_fewer_nodes_and_another_policy_say_who_starts_sooner_or_later(busy, tmp_path):
+def test_what_if_reports_changed_starts_for_other_nodes_and_policies(busy, tmp_path):
     more = whatif(busy, "--add-nodes", "1", "--like", "a")
     assert [(job["job"], job["nodes"]) for job in more["sooner"]] == [(2, ["a-new-1"])]
     assert more["sooner"][0]["start_ms"] == more["at_ms"]
@@ -109,7 +109,7 @@ def test_more_nodes_fewer_nodes_and_another_policy_say_who_starts_sooner_or_late
         "no such file",
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused_in_words(busy, args, words, code):
+def test_an_invalid_what_if_query_is_refused_with_a_clear_error(busy, args, words, code):
     said = busy.hodei("whatif", *args)
     assert (said.code, words in said.err) == (code, True), said
 
@@ -124,7 +124,7 @@ def test_a_question_that_makes_no_sense_is_refused_in_words(busy, args, words, c
     ],
     ids=["as a plugin", "as a queue", "as a second order", "as a score"],
 )
-def test_a_policy_may_not_bring_code_of_its_own(busy, tmp_path, line):
+def test_a_what_if_policy_cannot_load_code(busy, tmp_path, line):
     command = f"touch {tmp_path / 'ran'}"
     (tmp_path / "evil.toml").write_text("[profiles.default]\n" + line.format("os:system", "os:system", command) + "\n")
     said = busy.hodei("whatif", "--policy", str(tmp_path / "evil.toml"))
@@ -133,7 +133,7 @@ def test_a_policy_may_not_bring_code_of_its_own(busy, tmp_path, line):
     assert not (tmp_path / "ran").exists()
 
 
-def test_why_tells_when_a_job_will_start_and_forecasts_are_graded_and_kept(busy):
+def test_why_shows_the_forecast_and_forecasts_are_graded_and_stored(busy):
     def told() -> Any:
         return busy.ok("why", "2", "-o", "json").json.get("forecast")
 

@@ -1,7 +1,7 @@
-"""Rot on the agent's disk: bytes flipped, zeroed, cut out, emptied or replaced while it was dead and its runs went on.
+"""Damage on the agent's disk: bytes flipped, zeroed, removed or replaced while the agent was dead and its runs continued.
 
-Whatever is damaged, a run that lives is known and has no second one beside it, and an exit code is right or not known.
-HODEI_ROUNDS=N repeats each story with other places to damage; SEED=N repeats one.
+Whatever is damaged, a live run is known and does not run twice, and an exit code is right or unknown.
+HODEI_ROUNDS=N repeats each test with other places to damage; SEED=N repeats one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import StaleEpoch
 from hodei.model.facts import RunObserved
 from hodei.model.outcome import StopReason
-from real.rot import DAMAGES, flip_anywhere
+from real.file_damage import DAMAGES, flip_anywhere
 
 pytestmark = pytest.mark.real
 ROUNDS = int(os.environ.get("HODEI_ROUNDS") or 1)
@@ -113,7 +113,7 @@ def are_sound(known: dict[str, RunObserved], rotting: Rotting) -> int:
 
 
 @pytest.mark.slow
-def test_a_journal_that_rots_takes_no_living_run_along_and_makes_no_wrong_end(tmp_path: Path) -> None:
+def test_a_damaged_journal_stops_no_run_and_reports_no_wrong_end(tmp_path: Path) -> None:
     chance = seeded()
     rotting = Rotting(tmp_path)
     damages = 0
@@ -216,7 +216,7 @@ def test_a_run_that_is_known_by_its_process_alone_keeps_its_timeout(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_a_run_goes_on_when_the_journal_itself_is_lost(tmp_path: Path) -> None:
+def test_a_run_continues_when_the_journal_is_lost(tmp_path: Path) -> None:
     async def story() -> None:
         home = tmp_path / "home"
         async with a_host(home) as desk:
@@ -235,7 +235,7 @@ def test_a_run_goes_on_when_the_journal_itself_is_lost(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_home_that_is_made_anew_knows_nothing_of_the_runs_of_the_one_before(tmp_path: Path) -> None:
+def test_a_new_home_does_not_know_the_runs_of_the_old_one(tmp_path: Path) -> None:
     rotting = Rotting(tmp_path)
 
     async def story() -> None:
@@ -249,7 +249,7 @@ def test_a_home_that_is_made_anew_knows_nothing_of_the_runs_of_the_one_before(tm
     rotting.tell(story)
 
 
-def test_what_could_not_be_read_is_told_and_kept(tmp_path: Path) -> None:
+def test_unreadable_records_are_reported_and_kept(tmp_path: Path) -> None:
     async def story(desk: Desk) -> None:
         assert "journal could not be read" in await desk.backend.ping()
         assert (tmp_path / "journal.damaged").read_bytes().startswith(b"no step\n")
@@ -296,7 +296,9 @@ def a_claim(home: Path, *, boot: str, spoilt: bool = False) -> Path:
         pytest.param(b"1.0.1 pid 99999 99999\n", True, False, True, id="it had begun"),
     ],
 )
-def test_only_what_was_certainly_not_born_is_ordered_again(tmp_path: Path, status, same_boot, spoilt, born) -> None:
+def test_only_runs_that_certainly_did_not_start_are_started_again(
+    tmp_path: Path, status, same_boot, spoilt, born
+) -> None:
     proof = tmp_path / "proof"
     directory = a_claim(tmp_path / "home", boot=proc.boot_id() if same_boot else "another", spoilt=spoilt)
     if status is not None:
@@ -315,7 +317,7 @@ def test_only_what_was_certainly_not_born_is_ordered_again(tmp_path: Path, statu
     asyncio.run(story())
 
 
-def test_a_wrapper_that_has_not_said_a_word_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_wrapper_without_output_is_awaited(tmp_path: Path) -> None:
     """It holds its file, so it may begin any moment; here it stands still for as long as we look."""
     home = tmp_path / "home"
     directory = a_claim(home, boot=proc.boot_id())
@@ -339,7 +341,7 @@ def test_a_wrapper_that_has_not_said_a_word_yet_is_waited_for(tmp_path: Path) ->
             wrapper.wait()
 
 
-def test_a_run_that_was_to_be_stopped_before_it_was_born_is_stopped(tmp_path: Path) -> None:
+def test_a_stop_before_the_start_of_a_run_is_carried_out(tmp_path: Path) -> None:
     a_claim(tmp_path / "home", boot=proc.boot_id())
     journal = Journal(str(tmp_path / "home" / "journal"))
     stop = {"code": "stop", "reason": "enough", "kill_at": 1, "grace": 0}

@@ -1,4 +1,4 @@
-"""The binder and the watcher: orders that are sent again, refusals that are told, and peace after an outage."""
+"""The binder and the watcher: lost replies, refusals, outages and reconciliation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodei.model.outcome import StopReason
 from hodei.model.resources import format_time
 from hodei.runtime.binder import Binder
 from hodei.runtime.metrics import Metrics
-from unit.runtime.living import Diary, ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+from unit.runtime.harness import CallLog, FakeBackend, FakeClock, RecordingStore, a_service, alive, until
 
 
 def _start(job=1, backend="obedient"):
@@ -26,12 +26,12 @@ def _start(job=1, backend="obedient"):
 
 def _binder(*backends):
     told = []
-    return Binder({b.name: b for b in backends}, StillClock(), Metrics(), told.extend), told
+    return Binder({b.name: b for b in backends}, FakeClock(), Metrics(), told.extend), told
 
 
 def test_orders_whose_reply_was_lost_are_sent_again_in_order():
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.start_errors = [BackendError("lost"), OSError("broken pipe"), TimeoutError()]
         binder, told = _binder(backend)
         serving = asyncio.create_task(binder.serve("obedient"))
@@ -47,9 +47,9 @@ def test_orders_whose_reply_was_lost_are_sent_again_in_order():
     asyncio.run(main())
 
 
-def test_a_run_that_was_not_started_is_told_with_whether_asking_again_can_help():
+def test_a_failed_start_is_reported_with_whether_a_retry_can_help():
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.refuse = {"1.0.1": BackendError("busy"), "2.0.1": BackendRefused("no such image")}
         binder, told = _binder(backend)
         serving = asyncio.create_task(binder.serve("obedient"))
@@ -64,9 +64,9 @@ def test_a_run_that_was_not_started_is_told_with_whether_asking_again_can_help()
     asyncio.run(main())
 
 
-def test_a_start_on_a_backend_that_is_gone_is_refused_for_good_and_its_stops_are_dropped():
+def test_a_start_on_a_removed_backend_fails_for_good_and_its_stops_are_dropped():
     async def main():
-        binder, told = _binder(ObedientBackend())
+        binder, told = _binder(FakeBackend())
         binder.act(
             [_start(1, backend="old"), Stop("1.0.1", "old", 0, StopReason("cancelled", "x")), Forget("1.0.1", "old")]
         )
@@ -79,11 +79,11 @@ def test_a_job_with_an_image_is_not_sent_to_a_backend_that_runs_none():
     """It failed for good there, while the backend that could have taken it was free."""
 
     async def main():
-        bare = ObedientBackend("bare", [a_node("b1", 64, backend="bare")])
-        boxes = ObedientBackend("boxes", [a_node("c1", 2, backend="boxes")])
+        bare = FakeBackend("bare", [a_node("b1", 64, backend="bare")])
+        boxes = FakeBackend("boxes", [a_node("c1", 2, backend="boxes")])
         boxes.capabilities = Capabilities(images=True)
         bare.refuse = {"1.0.1": BackendRefused("no images here")}
-        async with alive(a_service(TalkingStore(), bare, boxes)) as service:
+        async with alive(a_service(RecordingStore(), bare, boxes)) as service:
             assert service.controller.cluster.table.node("b1").cannot
             await service.submit([a_job_spec(image="busybox")])
             await until(lambda: ("start", ["1.0.1"]) in boxes.diary.lines)
@@ -92,11 +92,11 @@ def test_a_job_with_an_image_is_not_sent_to_a_backend_that_runs_none():
     asyncio.run(main())
 
 
-def test_a_backend_that_is_never_reached_is_the_reason_of_those_that_only_it_could_take():
+def test_an_unreachable_backend_is_the_reason_of_jobs_that_only_it_could_run():
     async def main():
-        gone, here = ObedientBackend("gone"), ObedientBackend("here", [a_node("h1", 1, backend="here")])
+        gone, here = FakeBackend("gone"), FakeBackend("here", [a_node("h1", 1, backend="here")])
         gone.open_errors = [BackendError("nobody listens")] * 1000
-        async with alive(a_service(TalkingStore(), gone, here)) as service:
+        async with alive(a_service(RecordingStore(), gone, here)) as service:
             await until(lambda: service.controller.gate.unreached.usable_by(a_job_spec()))
             await service.submit([a_job_spec(cpu="2")])
             await until(lambda: service.store.job(1).reason_code == "BACKEND_UNAVAILABLE")
@@ -108,9 +108,9 @@ def test_a_backend_that_is_never_reached_is_the_reason_of_those_that_only_it_cou
     asyncio.run(main())
 
 
-def test_a_slow_backend_holds_up_its_own_orders_alone():
+def test_a_slow_backend_delays_only_its_own_orders():
     async def main():
-        slow, quick = ObedientBackend("slow"), ObedientBackend("quick")
+        slow, quick = FakeBackend("slow"), FakeBackend("quick")
         slow.start_errors = [BackendError("down")] * 1000
         binder, _ = _binder(slow, quick)
         serving = [asyncio.create_task(binder.serve(name)) for name in ("slow", "quick")]
@@ -122,12 +122,12 @@ def test_a_slow_backend_holds_up_its_own_orders_alone():
     asyncio.run(main())
 
 
-def test_a_run_that_begins_when_nobody_wants_it_any_more_is_stopped_and_its_end_forgotten():
+def test_an_unwanted_run_is_stopped_and_its_end_forgotten():
     """Such as one whose start was given up, and came late."""
 
     async def main():
-        backend = ObedientBackend()
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        backend = FakeBackend()
+        async with alive(a_service(RecordingStore(), backend)) as service:
             await service.submit([a_job_spec()])
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             backend.say(RunObserved("7.0.1", "running", NOW_MS), RunObserved("1.0.1", "running", NOW_MS))
@@ -141,9 +141,9 @@ def test_a_run_that_begins_when_nobody_wants_it_any_more_is_stopped_and_its_end_
 
 def test_a_refused_start_ends_the_job_and_a_failed_one_is_tried_again():
     async def main():
-        clock, backend = StillClock(), ObedientBackend()
+        clock, backend = FakeClock(), FakeBackend()
         backend.refuse = {"1.0.1": BackendRefused("no such image"), "2.0.1": BackendError("busy")}
-        async with alive(a_service(TalkingStore(), backend, clock=clock)) as service:
+        async with alive(a_service(RecordingStore(), backend, clock=clock)) as service:
             await service.submit([a_job_spec(), a_job_spec()])
             found = await service.wait(1, 5000)
             assert (found.state, found.reason_code, found.reason) == ("failed", "BACKEND_REFUSED", "no such image")
@@ -155,13 +155,13 @@ def test_a_refused_start_ends_the_job_and_a_failed_one_is_tried_again():
     asyncio.run(main())
 
 
-def test_after_an_outage_the_watcher_makes_peace():
+def test_the_watcher_reconciles_after_an_outage():
     """Cut off, it hears of nothing; back again, it learns the ends, orders the unseen and stops the unwanted."""
 
     async def main():
-        diary = Diary()
-        backend = ObedientBackend(nodes=[a_node("n1", 8, backend="obedient")], diary=diary)
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        diary = CallLog()
+        backend = FakeBackend(nodes=[a_node("n1", 8, backend="obedient")], diary=diary)
+        async with alive(a_service(RecordingStore(), backend)) as service:
             await service.submit([a_job_spec() for _ in range(3)])
             await until(lambda: any(what == "start" for what, _ in diary.lines))
             backend.say(RunObserved("1.0.1", "running", NOW_MS), RunObserved("2.0.1", "running", NOW_MS))
@@ -184,8 +184,8 @@ def test_after_an_outage_the_watcher_makes_peace():
 
 def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
     async def main():
-        backend = ObedientBackend()
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        backend = FakeBackend()
+        async with alive(a_service(RecordingStore(), backend)) as service:
             backend.open_errors = [BackendError("still down")] * 3
             backend.fall_over("the line is cut")
             await until(lambda: not service.nodes()[0].node.ready)
@@ -203,8 +203,8 @@ def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
 
 def test_a_node_that_its_backend_no_longer_offers_is_lost():
     async def main():
-        backend = ObedientBackend(nodes=[a_node("n1", backend="obedient"), a_node("n2", backend="obedient")])
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        backend = FakeBackend(nodes=[a_node("n1", backend="obedient"), a_node("n2", backend="obedient")])
+        async with alive(a_service(RecordingStore(), backend)) as service:
             assert [status.node.name for status in service.nodes()] == ["n1", "n2"]
             backend.offered.pop()
             backend.fall_over()
@@ -213,7 +213,7 @@ def test_a_node_that_its_backend_no_longer_offers_is_lost():
     asyncio.run(main())
 
 
-class Particular(ObedientBackend):
+class Particular(FakeBackend):
     """Fails calls of one kind: each error once, in order, then does as it is told."""
 
     def __init__(self, **errors: list[Exception]) -> None:
@@ -239,7 +239,7 @@ class Particular(ObedientBackend):
 
 @pytest.mark.parametrize("error", [BackendRefused, BackendError], ids=lambda e: e.code)
 @pytest.mark.parametrize("kind", ["stop", "checkpoint"])
-def test_an_order_that_is_not_taken_holds_up_no_order_of_another_kind(kind, error):
+def test_a_failed_order_does_not_delay_orders_of_another_kind(kind, error):
     async def main():
         backend = Particular(**{kind: [error("it cannot be done")]})
         binder, told = _binder(backend)
@@ -282,9 +282,9 @@ def _stop(run="9.0.1"):
     return Stop(run, "obedient", 0, StopReason("preempted", "by job 5"))
 
 
-def test_an_order_to_stop_that_was_not_sent_yet_is_dropped_if_the_run_is_to_be_spared():
+def test_a_withdrawn_stop_that_was_not_sent_is_dropped():
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         binder, told = _binder(backend)
         binder.act([_stop("9.0.1"), _stop("8.0.1")])
         binder.act([WithdrawStop("9.0.1", "obedient"), WithdrawStop("7.0.1", "obedient")])
@@ -300,9 +300,9 @@ def test_an_order_to_stop_that_was_not_sent_yet_is_dropped_if_the_run_is_to_be_s
 
 
 @pytest.mark.parametrize("code", [NOT_REACHED, "BACKEND"], ids=["it cannot have arrived", "it may have arrived"])
-def test_an_order_to_stop_that_failed_is_dropped_only_if_it_cannot_have_arrived(code):
+def test_a_withdrawn_stop_that_failed_is_dropped_only_if_it_was_not_reached(code):
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.start_errors = [BackendError("no", code=code)] * 1000
         binder, told = _binder(backend)
         failed = asyncio.Event()

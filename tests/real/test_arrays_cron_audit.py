@@ -1,4 +1,4 @@
-"""Arrays, periodic jobs, the audit and the history on a real server; and a planted secret that must not come out."""
+"""Arrays, periodic jobs, the audit log and events on a real server; and a planted secret that must not leak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 CANARY = "canary-5f2e9c"
 
 
-def test_an_array_runs_so_many_at_once_and_is_one_row(installation: Installation) -> None:
+def test_an_array_respects_its_concurrency_limit_and_is_one_row(installation: Installation) -> None:
     installation.configure('[[nodes]]\nname = "a"\ncpu = "4"\n').up()
     go = installation.home.parent / "go"
     script = f"echo $HODEI_ARRAY_INDEX/$HODEI_ARRAY_COUNT/$HODEI_ARRAY_JOB; until [ -e {go} ]; do sleep 0.05; done"
@@ -54,7 +54,7 @@ def test_one_cancel_ends_a_whole_array(installation: Installation) -> None:
     assert row["array"]["states"] == {"cancelled": 40}
 
 
-def test_a_periodic_job_is_made_listed_run_paused_and_removed(installation: Installation) -> None:
+def test_a_periodic_job_is_created_listed_run_paused_and_removed(installation: Installation) -> None:
     installation.up()
     file = installation.home.parent / "job.yaml"
     file.write_text("name: report\ncommand: 'echo due $HODEI_DUE_TIME'\ncpu: 10m\nmemory: 1Mi\n")
@@ -77,7 +77,7 @@ def test_a_periodic_job_is_made_listed_run_paused_and_removed(installation: Inst
     assert installation.ok("cron", "list", "-o", "json").json == []
 
 
-def test_every_verb_is_on_record_with_its_caller_and_what_came_of_it(installation: Installation) -> None:
+def test_every_verb_is_audited_with_its_caller_and_result(installation: Installation) -> None:
     installation.configure('[[nodes]]\nname = "a"\ncpu = "2"\n').up()
     ann = add_token(installation.home / "tokens", "ann", "user")
 
@@ -119,7 +119,7 @@ def test_every_verb_is_on_record_with_its_caller_and_what_came_of_it(installatio
         assert line in history
 
 
-def test_a_planted_secret_comes_out_nowhere_but_in_the_job_itself(installation: Installation, tmp_path: Path) -> None:
+def test_a_planted_secret_is_visible_only_in_the_job_itself(installation: Installation, tmp_path: Path) -> None:
     installation.configure('[server]\ndecision_log = "decisions.jsonl"\n').up()
     document = {
         "name": "spy", "command": ["sh", "-c", "test \"$DB_PASSWORD\" = " + "$(echo $HODEI_JOB_ID | sed s/.*//)x || exit 3"],

@@ -1,4 +1,4 @@
-"""For tests: ways in which a file rots on disk, each at a random place."""
+"""For tests: damage to a file on disk, each at a random place."""
 
 from __future__ import annotations
 

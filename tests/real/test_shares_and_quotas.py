@@ -1,4 +1,4 @@
-"""Who may have how much, with a real server: shares that can be worked out again, quotas, budgets, ranges, rights."""
+"""Shares, quotas, budgets, ranges and rights with a real server."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def usage(installation: Installation) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("formula", ["fair_tree", "classic"])
-def test_the_exported_rows_work_out_to_the_factors_that_are_shown(installation: Installation, formula: str) -> None:
+def test_the_shown_factors_can_be_computed_from_the_exported_rows(installation: Installation, formula: str) -> None:
     installation.configure(SHARES.replace("FORMULA", formula) + NODE).up()
     ann = with_token(installation, "ann", "user")
     use(installation, "physics", "physics", "elsewhere")
@@ -101,7 +101,7 @@ def test_the_exported_rows_work_out_to_the_factors_that_are_shown(installation: 
     assert "physics" in installation.ok("share").out
 
 
-def test_an_account_that_nobody_has_seen_is_told_with_those_that_were(installation: Installation) -> None:
+def test_an_unknown_account_is_reported_with_the_known_ones(installation: Installation) -> None:
     installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
     use(installation, "web")
     said = installation.hodei("share", "explain", "wbe")
@@ -171,7 +171,7 @@ min = {memory = "1Mi"}
 """
 
 
-def test_a_job_beyond_its_quota_waits_and_is_told_who_holds_it(installation: Installation) -> None:
+def test_a_job_beyond_its_quota_waits_and_why_names_the_holders(installation: Installation) -> None:
     installation.configure(QUOTAS + NODE).up()
     ann = with_token(installation, "ann", "user")
     first = submit(installation, "ml", "sleep", "600", cpu=2, env=ann)
@@ -209,7 +209,7 @@ def test_what_is_out_of_its_range_or_beyond_any_quota_is_refused_at_once(install
     assert installation.ok("jobs", "--all", "-o", "name").out == ""
 
 
-def test_what_was_lent_is_given_back_and_the_borrower_runs_again_later(installation: Installation) -> None:
+def test_lent_quota_is_reclaimed_and_the_borrower_runs_again_later(installation: Installation) -> None:
     lab = """
 [scheduling.quotas.a]
 hard = {cpu = 2}
@@ -238,7 +238,7 @@ cohort = "lab"
 # ---------------------------------------------------------------------------------------------------- budgets
 
 
-def test_a_budget_that_is_used_up_stops_a_project_and_says_when_it_goes_on(installation: Installation) -> None:
+def test_a_used_up_budget_stops_a_project_and_why_says_until_when(installation: Installation) -> None:
     budget = '[scheduling.budgets.student]\nmoney = 0.000001\nprices = {cpu = "1.0"}\nperiod = "month"\n'
     installation.configure(budget + NODE).up()
     use(installation, "student")
@@ -255,7 +255,7 @@ def test_a_budget_that_is_used_up_stops_a_project_and_says_when_it_goes_on(insta
 # ----------------------------------------------------------------------------------------------------- rights
 
 
-def test_a_role_gives_no_more_importance_than_it_may_and_everyone_may_look(installation: Installation) -> None:
+def test_a_role_limits_the_priority_and_every_role_may_read(installation: Installation) -> None:
     installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
     ann, eve = with_token(installation, "ann", "user"), with_token(installation, "eve", "viewer")
     assert installation.hodei("submit", "--priority=high", "--", "true", env=ann).code == 0

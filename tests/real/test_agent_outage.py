@@ -1,4 +1,4 @@
-"""The host agent hangs (SIGSTOP) or is dead while runs end: it is told soon, nothing runs twice or is lost, times are true."""
+"""The host agent hangs (SIGSTOP) or is dead while runs end: it is reported, nothing runs twice or is lost, times are right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ran(proof: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_an_agent_that_hangs_is_told_soon_and_goes_on_where_it_was(installation: Installation, tmp_path: Path) -> None:
+def test_an_agent_that_hangs_is_reported_and_continues_afterwards(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     installation.works()
     for number in range(ROUNDS):
@@ -123,7 +123,7 @@ async def passes(tmp_path: Path) -> None:
     await eventually(lambda: time.time() * 1000 > ended + 2 * LATE_MS)
 
 
-def test_a_run_that_ended_while_the_agent_was_dead_tells_when_that_was(tmp_path: Path) -> None:
+def test_a_run_that_ended_while_the_agent_was_dead_has_its_end_time(tmp_path: Path) -> None:
     async def story() -> None:
         home = tmp_path / "home"
         async with a_host(home) as desk:
@@ -144,7 +144,7 @@ def test_a_run_that_ended_while_the_agent_was_dead_tells_when_that_was(tmp_path:
     asyncio.run(story())
 
 
-def test_a_run_that_ended_while_the_agent_hung_tells_when_that_was(tmp_path: Path) -> None:
+def test_a_run_that_ended_while_the_agent_hung_has_its_end_time(tmp_path: Path) -> None:
     async def story() -> None:
         home = tmp_path / "home"
         async with a_host(home) as desk:
@@ -161,7 +161,7 @@ def test_a_run_that_ended_while_the_agent_hung_tells_when_that_was(tmp_path: Pat
 
 
 @pytest.mark.parametrize("lives", [True, False], ids=["it lives", "it has ended"])
-def test_a_run_of_which_no_start_is_on_record_tells_when_it_began(tmp_path: Path, lives: bool) -> None:
+def test_a_run_without_a_start_record_has_its_start_time(tmp_path: Path, lives: bool) -> None:
     """The agent dies between a birth and its next sync: the claim is all that is in the journal."""
 
     async def story() -> None:
@@ -186,9 +186,7 @@ def test_a_run_of_which_no_start_is_on_record_tells_when_it_began(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_job_that_began_and_ended_while_the_server_was_down_has_true_times(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_a_job_that_ran_while_the_server_was_down_has_correct_times(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     job = installation.submit(*a_dated_order(tmp_path).task.command)
     until(lambda: (tmp_path / "dates").exists(), "it has begun")

@@ -1,4 +1,4 @@
-"""Calls with a wrong token are counted and go on record, whatever they showed and however many they are."""
+"""Requests with a wrong token are counted and audited, without the token, and at a bounded rate."""
 
 from __future__ import annotations
 

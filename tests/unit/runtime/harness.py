@@ -1,4 +1,4 @@
-"""A house that lives for one test: a store in memory, a backend that does as it is told, and time that stands still."""
+"""A service for one test: a store in memory, a backend under the control of the test, and a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hodei.runtime.service import Service
 from hodei.store.memory import MemoryStore
 
 
-class StillClock:
+class FakeClock:
     """It moves when it is told to."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class StillClock:
         return self.ms
 
 
-class Diary:
+class CallLog:
     """What happened, in order; shared by a store and a backend."""
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class Diary:
         self.lines.append((what, which))
 
 
-class TalkingStore(MemoryStore):
+class RecordingStore(MemoryStore):
     """Writes commits into a diary, and fails them as long as `errors` lasts."""
 
-    def __init__(self, diary: Diary | None = None, *, of: MemoryStore | None = None) -> None:
+    def __init__(self, diary: CallLog | None = None, *, of: MemoryStore | None = None) -> None:
         super().__init__(of=of)
-        self.diary = diary or Diary()
+        self.diary = diary or CallLog()
         self.errors: list[Exception] = []
         self.hold: Callable[[], None] | None = None
 
@@ -59,15 +59,15 @@ class TalkingStore(MemoryStore):
         self.diary.write("commit", list(saves))
 
 
-class ObedientBackend(BaseBackend):
+class FakeBackend(BaseBackend):
     """Keeps orders and says what it is told to say. `start_errors` fail whole calls, `refuse` single runs."""
 
     kind = "obedient"
 
-    def __init__(self, name: str = "obedient", nodes: Sequence[Node] = (), diary: Diary | None = None) -> None:
+    def __init__(self, name: str = "obedient", nodes: Sequence[Node] = (), diary: CallLog | None = None) -> None:
         super().__init__(name)
         self.offered = list(nodes) or [a_node("n1", 4, backend=name)]
-        self.diary = diary or Diary()
+        self.diary = diary or CallLog()
         self.remembers: dict[str, RunObserved] = {}
         self.start_errors: list[Exception] = []
         self.refuse: dict[str, BackendError | BackendRefused] = {}
@@ -121,7 +121,7 @@ class ObedientBackend(BaseBackend):
         self.diary.write("close", None)
 
 
-def a_service(store: MemoryStore, *backends: Backend, clock: StillClock | None = None, **options: Any) -> Service:
+def a_service(store: MemoryStore, *backends: Backend, clock: FakeClock | None = None, **options: Any) -> Service:
     opened = store.open()
     controller = Controller(
         {"default": build_profile("default", **options.pop("profile", {}))},
@@ -129,7 +129,7 @@ def a_service(store: MemoryStore, *backends: Backend, clock: StillClock | None =
         accounts=options.pop("accounts", None),
         last_event=opened.last_event,
     )
-    return Service(store, opened, controller, {b.name: b for b in backends}, clock or StillClock(), **options)
+    return Service(store, opened, controller, {b.name: b for b in backends}, clock or FakeClock(), **options)
 
 
 @asynccontextmanager

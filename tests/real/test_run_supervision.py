@@ -1,5 +1,4 @@
-"""Real processes, and what is done beside them while they run: looks at their health, saving their work, watching for
-idleness."""
+"""Supervision of real processes: health checks, checkpoints and idle timeouts."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ WAITS = sh("echo ready; exec sleep 300")
 # ----------------------------------------------------------------------------------------------- health
 
 
-def test_a_run_whose_command_says_no_three_times_in_a_row_is_stopped_as_unhealthy(tmp_path):
+def test_a_run_whose_health_check_fails_three_times_in_a_row_is_stopped(tmp_path):
     async def story() -> None:
         looks = tmp_path / "looks"
         check = quick(command=sh(f"echo look >> {looks}; echo all is lost; exit 4"))
@@ -82,7 +81,7 @@ def test_a_run_whose_command_says_no_three_times_in_a_row_is_stopped_as_unhealth
     asyncio.run(story())
 
 
-def test_one_good_look_makes_up_for_the_bad_ones_before_it(tmp_path):
+def test_one_passed_health_check_resets_the_failures(tmp_path):
     async def story() -> None:
         count = tmp_path / "count"
         # Two bad ones and a good one, again and again.
@@ -96,7 +95,7 @@ def test_one_good_look_makes_up_for_the_bad_ones_before_it(tmp_path):
     asyncio.run(story())
 
 
-def test_a_look_that_hangs_is_ended_at_its_time_with_all_that_it_started(tmp_path):
+def test_a_health_check_that_hangs_is_killed_with_its_children(tmp_path):
     async def story() -> None:
         pids = tmp_path / "pids"
         check = quick(command=sh(f"sleep 300 & echo $! $$ >> {pids}; wait"), timeout_ms=200, failures=1)
@@ -112,7 +111,7 @@ def test_a_look_that_hangs_is_ended_at_its_time_with_all_that_it_started(tmp_pat
     asyncio.run(story())
 
 
-def test_a_look_has_the_environment_and_the_directory_of_its_run(tmp_path):
+def test_a_health_check_has_the_environment_and_directory_of_its_run(tmp_path):
     async def story() -> None:
         out = tmp_path / "out"
         check = quick(command=sh(f'echo "$GREETING $HODEI_RUN_ID $PWD" > {out}'))
@@ -124,7 +123,7 @@ def test_a_look_has_the_environment_and_the_directory_of_its_run(tmp_path):
     asyncio.run(story())
 
 
-def test_an_address_is_asked_and_a_bad_status_is_not_well(tmp_path):
+def test_an_http_health_check_with_a_bad_status_is_unhealthy(tmp_path):
     status = 200
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -157,7 +156,7 @@ def test_an_address_is_asked_and_a_bad_status_is_not_well(tmp_path):
         server.server_close()
 
 
-def test_an_address_of_another_host_is_refused_by_the_agent_itself(tmp_path):
+def test_an_http_health_check_of_another_host_is_refused_by_the_agent(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             answer = await desk.backend.start([an_order(1, health=quick(http="http://192.0.2.1/"))])
@@ -166,7 +165,7 @@ def test_an_address_of_another_host_is_refused_by_the_agent_itself(tmp_path):
     asyncio.run(story())
 
 
-def test_a_heartbeat_that_stops_is_the_end(tmp_path):
+def test_a_run_whose_heartbeat_stops_is_stopped(tmp_path):
     async def story() -> None:
         beat, stop = tmp_path / "beat", tmp_path / "stop"
         script = f"echo ready; while :; do test -e {stop} || echo beat >> {beat}; sleep 0.01; done"
@@ -181,7 +180,7 @@ def test_a_heartbeat_that_stops_is_the_end(tmp_path):
     asyncio.run(story())
 
 
-def test_looks_go_on_after_the_agent_was_killed_and_none_of_before_is_left(tmp_path):
+def test_health_checks_continue_after_the_agent_was_killed(tmp_path):
     async def story() -> None:
         home, pids, fail = tmp_path / "home", tmp_path / "pids", tmp_path / "fail"
         check = quick(command=sh(f"echo $$ >> {pids}; test -e {fail} && exit 1; exec sleep 300"))
@@ -206,7 +205,7 @@ HOOKS = [
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_run_saves_its_work_when_asked_and_goes_on(tmp_path, hook):
+def test_a_run_takes_a_checkpoint_on_request_and_continues(tmp_path, hook):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
@@ -227,7 +226,7 @@ def test_a_run_saves_its_work_when_asked_and_goes_on(tmp_path, hook):
 @pytest.mark.parametrize(
     "how", [{"signal": "USR1"}, {"command": sh("touch $HODEI_CHECKPOINT_FILE")}], ids=["signal", "command"]
 )
-def test_a_run_saves_its_work_by_itself_every_so_often(tmp_path, how):
+def test_a_run_takes_checkpoints_at_its_interval(tmp_path, how):
     async def story() -> None:
         # Long enough for it to learn what the signal means; before that, it would be the end of it.
         hook = Checkpoint(timeout_ms=HOUR_MS, every_ms=2000, **how)
@@ -255,7 +254,7 @@ def test_a_run_saves_its_work_by_itself_every_so_often(tmp_path, how):
         ),
     ],
 )
-def test_work_that_is_not_saved_is_told_and_the_run_goes_on(tmp_path, hook, why):
+def test_a_failed_checkpoint_is_reported_and_the_run_continues(tmp_path, hook, why):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, *sh("trap '' USR2; echo ready; while :; do sleep 0.02; done"), checkpoint=hook)
@@ -266,7 +265,7 @@ def test_work_that_is_not_saved_is_told_and_the_run_goes_on(tmp_path, hook, why)
     asyncio.run(story())
 
 
-def test_a_stop_goes_before_saving_in_between(tmp_path):
+def test_a_stop_wins_over_a_periodic_checkpoint(tmp_path):
     async def story() -> None:
         pids = tmp_path / "pids"
         hangs = Checkpoint(command=sh(f"echo $$ >> {pids}; exec sleep 300"), timeout_ms=HOUR_MS)
@@ -286,7 +285,7 @@ def test_a_stop_goes_before_saving_in_between(tmp_path):
 # ------------------------------------------------------------------------------------------------- idle
 
 
-def test_a_run_in_which_nothing_happens_is_stopped(tmp_path):
+def test_an_idle_run_is_stopped(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, *WAITS, workload=Interactive(idle_timeout_ms=1500))
@@ -309,7 +308,7 @@ def test_a_run_in_which_nothing_happens_is_stopped(tmp_path):
         ),
     ],
 )
-def test_a_run_that_does_something_is_left_alone(tmp_path, script):
+def test_an_active_run_is_not_stopped_as_idle(tmp_path, script):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             quiet = an_order(2, *WAITS, workload=Interactive(idle_timeout_ms=3000))
@@ -322,7 +321,7 @@ def test_a_run_that_does_something_is_left_alone(tmp_path, script):
     asyncio.run(story())
 
 
-def test_the_files_of_looks_are_gone_with_the_run(tmp_path: Path):
+def test_the_files_of_health_checks_are_removed_with_the_run(tmp_path: Path):
     async def story() -> None:
         home = tmp_path / "home"
         async with a_host(home) as desk:

@@ -1,4 +1,4 @@
-"""A reload reads the file again; a file that has vanished or is empty changes nothing."""
+"""A reload reads the file; a missing or empty file changes nothing."""
 
 from __future__ import annotations
 

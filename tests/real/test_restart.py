@@ -1,4 +1,4 @@
-"""Going down and coming up again while jobs run: they go on, and their ends are known whoever was there to see them."""
+"""The server stops and starts while jobs run: they continue, and their ends are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from real.installation import DEADLINE_S, Answer, Installation, pids_in, until, 
 pytestmark = pytest.mark.real
 
 
-def test_jobs_go_on_while_the_server_is_down_in_good_order(installation: Installation, tmp_path: Path) -> None:
+def test_jobs_continue_while_the_server_is_stopped(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     during = [
         installation.submit(*until_told(tmp_path / "down", f"echo done {n}; touch {tmp_path}/ended-{n}; exit {n}"))
@@ -44,7 +44,7 @@ def test_jobs_go_on_while_the_server_is_down_in_good_order(installation: Install
     assert installation.log_of(during[2]) == "done 3\n"
 
 
-def test_jobs_that_end_after_the_server_was_killed_are_known_to_the_next(
+def test_jobs_that_end_after_the_server_was_killed_are_known_to_the_next_server(
     installation: Installation, tmp_path: Path
 ) -> None:
     installation.up()
@@ -94,7 +94,7 @@ def _has_a_connection(pid: int) -> bool:
         return False  # one was closed while we looked
 
 
-def test_a_submit_that_meets_the_end_of_the_server_is_done_or_not_done_and_never_half(
+def test_a_submit_during_shutdown_is_all_or_nothing(
     installation: Installation,
 ) -> None:
     installation.up()
@@ -152,7 +152,7 @@ def test_ctrl_c_of_run_cancels_the_job(installation: Installation, tmp_path: Pat
 
 
 @pytest.mark.parametrize("more", [(), ("--array", "0-1")], ids=["a job", "an array"])
-def test_ctrl_c_of_run_shows_what_the_job_still_says(
+def test_ctrl_c_of_run_shows_the_remaining_output(
     installation: Installation, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     installation.up()
@@ -166,7 +166,7 @@ def test_ctrl_c_of_run_shows_what_the_job_still_says(
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_second_ctrl_c_of_run_leaves_at_once(installation: Installation, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_of_run_exits_at_once(installation: Installation, tmp_path: Path) -> None:
     installation.configure('[scheduling.profiles.patient]\ngrace = "1h"\n').up()
     script = f"trap 'touch {tmp_path}/told' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
     command = installation.begin("run", "--profile", "patient", "--", "sh", "-c", script)
@@ -181,7 +181,7 @@ def test_a_second_ctrl_c_of_run_leaves_at_once(installation: Installation, tmp_p
     installation.ended(1)
 
 
-def test_run_and_logs_sit_out_a_killed_server(installation: Installation, tmp_path: Path) -> None:
+def test_run_and_logs_wait_for_a_killed_server(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     script = f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo two; exit 5"
     command = installation.begin("run", "--", "sh", "-c", script)
@@ -195,7 +195,7 @@ def test_run_and_logs_sit_out_a_killed_server(installation: Installation, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(installation: Installation) -> None:
+def test_an_agent_that_hangs_delays_only_its_own_work(installation: Installation) -> None:
     installation.up()
     running = installation.submit("sh", "-c", "echo hello; sleep 600")
     installation.until_state(running, "running")
@@ -249,7 +249,7 @@ def test_a_run_on_a_node_that_is_no_longer_offered_still_ends_as_it_does(
     assert installation.ended(waiting)[0].job.state == "succeeded"
 
 
-def test_a_job_of_a_profile_that_is_gone_is_told_and_the_others_go_on(installation: Installation) -> None:
+def test_a_job_of_a_removed_profile_is_reported_and_others_continue(installation: Installation) -> None:
     night = '[scheduling.profiles.night]\nqueue = "fifo"\n'
     installation.configure(night + ONE).up()
     installation.ok("node", "cordon", "b")

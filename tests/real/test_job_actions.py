@@ -1,4 +1,4 @@
-"""Suspend, resume, save, migrate, drain, health, idleness and failures, through a real server and the command line."""
+"""Suspend, resume, checkpoint, migrate, drain, health checks and idle timeouts, through a real server and its command line."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def events_of(installation: Installation, id: int) -> list[str]:
         return [event.kind for event in client.events(job=id)]
 
 
-def test_a_job_is_suspended_with_its_work_saved_and_resumed_where_it_was(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_a_job_is_suspended_with_a_checkpoint_and_resumed_from_it(installation: Installation, tmp_path: Path) -> None:
     installation.configure(nodes("a 1 1Gi")).up()
     file = tmp_path / "model"
     id = training(installation, file)
@@ -92,7 +90,7 @@ def test_a_waiting_job_is_suspended_at_once_and_an_ended_one_never(installation:
     assert installation.hodei("resume", str(waiting)).code == 8
 
 
-def test_work_is_saved_on_demand_and_a_job_that_can_not_is_told_so(installation: Installation, tmp_path: Path) -> None:
+def test_a_checkpoint_on_demand_is_refused_for_a_job_without_a_hook(installation: Installation, tmp_path: Path) -> None:
     installation.configure(nodes("a 2 1Gi")).up()
     id, plain = training(installation, tmp_path / "model"), filler(installation, cpu=1)
     assert "checkpoint requested" in installation.ok("checkpoint", str(id)).out
@@ -130,7 +128,7 @@ def test_a_running_job_is_moved_only_if_another_node_can_take_it(installation: I
     assert installation.hodei("migrate", str(id)).code == 8
 
 
-def test_a_drain_tells_how_many_are_left_until_none_is(installation: Installation, tmp_path: Path) -> None:
+def test_a_drain_reports_the_remaining_runs(installation: Installation, tmp_path: Path) -> None:
     installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
     id = training(installation, tmp_path / "model")
     before = installation.job(id).runs[0].node
@@ -143,7 +141,7 @@ def test_a_drain_tells_how_many_are_left_until_none_is(installation: Installatio
     assert [event.detail["reason_code"] for event in requeued] == ["DRAINED"]
 
 
-def test_a_job_that_is_not_well_is_stopped_and_tried_again_if_it_says_so(installation: Installation) -> None:
+def test_an_unhealthy_job_is_stopped_and_retried_if_configured(installation: Installation) -> None:
     installation.configure(nodes("a 1 1Gi")).up()
     health = {"command": ["sh", "-c", "test $HODEI_ATTEMPT = 2"], "every": "1s", "failures": 1}
     id = installation.submit(
@@ -164,7 +162,7 @@ def test_a_job_that_is_not_well_is_stopped_and_tried_again_if_it_says_so(install
     assert 'hodei_job_failures_total{failure="unhealthy"} 2.0' in metrics
 
 
-def test_how_a_run_is_doing_is_shown(installation: Installation) -> None:
+def test_the_health_of_a_run_is_shown(installation: Installation) -> None:
     installation.configure(nodes("a 1 1Gi")).up()
     id = installation.submit("sleep", "600", cpu=1, health={"command": ["true"], "every": "1s"})
     until(lambda: installation.job(id).runs and installation.job(id).runs[0].health == "ok", "it was looked at")
@@ -172,14 +170,14 @@ def test_how_a_run_is_doing_is_shown(installation: Installation) -> None:
     assert "HEALTH" in shown
 
 
-def test_a_health_check_can_not_be_aimed_at_others(installation: Installation) -> None:
+def test_a_health_check_cannot_target_other_hosts(installation: Installation) -> None:
     installation.up()
     body = b'{"command": ["true"], "health": {"http": "http://169.254.169.254/latest"}}'
     answer = installation.request("POST", "/api/v1/jobs", body, headers={"Content-Type": "application/json"})
     assert (answer.status, answer.json["problems"][0][0]) == (422, "health.http")
 
 
-def test_an_interactive_job_in_which_nothing_happens_ends(installation: Installation) -> None:
+def test_an_idle_interactive_job_ends(installation: Installation) -> None:
     installation.configure(nodes("a 1 1Gi")).up()
     id = installation.submit("sleep", "600", cpu=1, workload={"type": "interactive", "idle_timeout": "1s"}, retries=5)
     (detail,) = installation.ended(id)

@@ -1,4 +1,4 @@
-"""The server's own log is bounded, and nothing that the process says is lost to a file that was set aside."""
+"""The log file of the server is rotated, and gets all output of the process."""
 
 from __future__ import annotations
 

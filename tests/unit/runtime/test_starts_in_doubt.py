@@ -1,5 +1,5 @@
-"""Starts of which it is unknown whether they began, and starts that never arrived: the first are never given up for another
-attempt, the second never count as one."""
+"""Starts in doubt, and starts that were not reached: the first are never given up for another attempt, the second never
+count as one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 from msgspec import structs
+from unit.runtime.test_backends_at_work import _binder, _start
 
 from builders import NOW_MS, a_job_spec, a_node
 from hodei.model.effects import Forget, Stop
@@ -17,9 +18,8 @@ from hodei.model.outcome import StopReason
 from hodei.runtime import binder
 from hodei.runtime.binder import start_gangs
 from hodei.store.memory import MemoryStore
-from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
+from unit.runtime.harness import FakeBackend, FakeClock, a_service, alive, until
 from unit.runtime.test_backend_manager import BY_HAND, Patient
-from unit.runtime.test_backends_at_work import _binder, _start
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def _starts(backend):
     return [runs for what, runs in backend.diary.lines if what == "start"]
 
 
-def test_a_run_in_doubt_is_ordered_again_under_its_own_id_and_others_do_not_wait_for_it():
+def test_a_start_in_doubt_is_sent_again_without_delaying_others():
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.refuse = {"1.0.1": BackendError("who knows", code=IN_DOUBT)}
         binder, told = _binder(backend)
         failures = []
@@ -63,9 +63,9 @@ def test_a_run_in_doubt_is_ordered_again_under_its_own_id_and_others_do_not_wait
     asyncio.run(main())
 
 
-def test_a_run_in_doubt_is_not_given_back_when_its_backend_is_barred():
+def test_a_start_in_doubt_does_not_fail_when_its_backend_is_blocked():
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.refuse = {"1.0.1": BackendError("who knows", code=IN_DOUBT)}
         binder, told = _binder(backend)
         serving = asyncio.create_task(binder.serve("obedient"))
@@ -79,7 +79,7 @@ def test_a_run_in_doubt_is_not_given_back_when_its_backend_is_barred():
     asyncio.run(main())
 
 
-def test_a_start_that_is_under_way_is_not_given_back_either():
+def test_a_start_in_flight_does_not_fail_when_its_backend_is_blocked():
     async def main():
         backend = Patient("obedient")
         backend.hung = asyncio.Event()
@@ -96,11 +96,11 @@ def test_a_start_that_is_under_way_is_not_given_back_either():
     asyncio.run(main())
 
 
-def test_a_start_that_an_earlier_server_may_have_sent_is_not_given_back():
+def test_a_start_of_an_earlier_server_does_not_fail_when_its_backend_is_blocked():
     """The store says placed, the backend has just come back and is still barred: who knows what was on its way."""
 
     async def main():
-        store, clock = MemoryStore(), StillClock()
+        store, clock = MemoryStore(), FakeClock()
         backend = Patient("one")
         async with alive(a_service(store, backend, clock=clock, health=BY_HAND)) as service:
             backend.start_errors = [BackendError("lost")] * 9
@@ -118,7 +118,7 @@ def test_a_start_that_an_earlier_server_may_have_sent_is_not_given_back():
 
 def test_an_outage_uses_up_no_attempt_of_a_job_that_it_kept_from_starting():
     async def main():
-        clock = StillClock()
+        clock = FakeClock()
         backend = Patient("one")
         async with alive(a_service(MemoryStore(), backend, clock=clock, health=BY_HAND)) as service:
             backend.start_errors = [BackendError("connection refused", code=NOT_REACHED) for _ in range(100)]
@@ -140,9 +140,9 @@ def test_an_outage_uses_up_no_attempt_of_a_job_that_it_kept_from_starting():
     asyncio.run(main())
 
 
-def test_a_start_that_never_arrived_goes_to_another_backend_after_the_bar():
+def test_a_start_that_was_not_reached_moves_to_another_backend_after_the_block():
     async def main():
-        bad, good, clock = Patient("bad"), Patient("good"), StillClock()
+        bad, good, clock = Patient("bad"), Patient("good"), FakeClock()
         async with alive(a_service(MemoryStore(), bad, good, clock=clock, health=BY_HAND)) as service:
             bad.start_errors = [BackendError("refused", code=NOT_REACHED) for _ in range(9)]
             await service.submit([a_job_spec(backend=BackendChoice("preferred", ("bad", "good")))])
@@ -155,9 +155,9 @@ def test_a_start_that_never_arrived_goes_to_another_backend_after_the_bar():
     asyncio.run(main())
 
 
-def test_a_run_whose_own_place_is_out_of_reach_is_given_back_at_once_and_its_backend_is_as_well_as_before():
+def test_a_run_that_was_not_reached_is_placed_again_and_its_backend_stays_healthy():
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.refuse = {"1.0.1": BackendError("host a is silent", code=NOT_REACHED)}
         binder, told = _binder(backend)
         failures = []
@@ -179,8 +179,8 @@ def test_a_run_whose_own_place_is_out_of_reach_is_given_back_at_once_and_its_bac
     asyncio.run(main())
 
 
-def test_a_gang_that_may_have_begun_is_not_asked_for_room_again():
-    class Full(ObedientBackend):
+def test_a_gang_in_doubt_is_not_reserved_again():
+    class Full(FakeBackend):
         async def reserve(self, orders):
             raise BackendError("no room")
 

@@ -1,4 +1,4 @@
-"""What `why` says of backends: silent about a start, and what they advise when they refuse."""
+"""What `why` says about backends: starts in doubt, and the hints of refusals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from builders import a_job_spec
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused
 from hodei.runtime import binder
-from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+from unit.runtime.harness import FakeBackend, FakeClock, RecordingStore, a_service, alive, until
 
 
-def test_a_start_that_its_backend_does_not_answer_for_is_told_as_in_doubt(monkeypatch):
+def test_a_start_without_an_answer_is_shown_as_in_doubt(monkeypatch):
     monkeypatch.setattr(binder, "DOUBT_PAUSE_S", 0.01)
 
     async def main():
-        clock, backend = StillClock(), ObedientBackend()
+        clock, backend = FakeClock(), FakeBackend()
         backend.refuse = {"1.0.1": BackendError("who knows", code=IN_DOUBT)}
-        async with alive(a_service(TalkingStore(), backend, clock=clock)) as service:
+        async with alive(a_service(RecordingStore(), backend, clock=clock)) as service:
             await service.submit([a_job_spec()])
             assert (await service.why(1)).code == "PLACED"
             await until(lambda: service.backend_manager.binder.is_in_doubt("1.0.1"))
@@ -36,9 +36,9 @@ def test_a_start_that_its_backend_does_not_answer_for_is_told_as_in_doubt(monkey
 @pytest.mark.parametrize(("error", "code"), [(BackendRefused, "BACKEND_REFUSED"), (BackendError, "START_FAILED")])
 def test_a_refusal_keeps_its_hint(error, code):
     async def main():
-        backend = ObedientBackend()
+        backend = FakeBackend()
         backend.refuse = {"1.0.1": error("no such image", hint="docker pull it")}
-        async with alive(a_service(TalkingStore(), backend)) as service:
+        async with alive(a_service(RecordingStore(), backend)) as service:
             await service.submit([a_job_spec()])
             await until(lambda: service.store.job(1).reason_code == code)
             assert service.store.job(1).reason == "no such image; docker pull it"

@@ -1,4 +1,4 @@
-"""Reservations on a real server: made, honoured, over by themselves, and there again after a crash."""
+"""Reservations on a real server: created, enforced, expired, and restored after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reserve(installation: Installation, name: str, *more: str) -> dict:
 ON_A = {"kubernetes.io/hostname": "a"}
 
 
-def test_a_reservation_keeps_others_out_and_lets_its_own_project_in(installation: Installation) -> None:
+def test_a_reservation_admits_only_its_own_project(installation: Installation) -> None:
     installation.configure(TWO).up()
     made = reserve(installation, "now", "--for", "1h", "--nodes", "1", "--cpu", "2")
     assert [place["node"] for place in made["places"]] == ["a"]
@@ -35,7 +35,7 @@ def test_a_reservation_keeps_others_out_and_lets_its_own_project_in(installation
     assert installation.ended(others)[0].job.state == "succeeded"
 
 
-def test_a_reservation_is_over_by_itself_when_its_window_ends(installation: Installation) -> None:
+def test_a_reservation_ends_with_its_window(installation: Installation) -> None:
     installation.configure(TWO).up()
     made = reserve(installation, "soon", "--for", "4s", "--nodes", "1", "--cpu", "2")
     others = installation.submit(
@@ -51,7 +51,7 @@ def test_a_reservation_is_over_by_itself_when_its_window_ends(installation: Inst
     ]  # fmt: skip
 
 
-def test_a_reservation_survives_a_crash_and_is_shown_until_it_is_given_up(installation: Installation) -> None:
+def test_a_reservation_survives_a_crash_until_it_is_cancelled(installation: Installation) -> None:
     installation.configure(TWO).up()
     reserve(installation, "long", "--from", "+1h", "--for", "1h", "--node", "a", "--node", "b")
     refused = installation.hodei(
@@ -75,7 +75,7 @@ def test_a_reservation_survives_a_crash_and_is_shown_until_it_is_given_up(instal
     assert installation.ended(waiting)[0].job.state == "succeeded"
 
 
-def test_a_server_that_learns_says_how_long_a_job_should_take_also_after_a_restart(installation: Installation) -> None:
+def test_learned_estimates_survive_a_restart(installation: Installation) -> None:
     installation.configure('[scheduling.estimates]\nsource = "learned"\n' + TWO).up()
     for _ in range(3):
         installation.ended(installation.submit("true", name="quick"))
@@ -90,7 +90,7 @@ def test_a_server_that_learns_says_how_long_a_job_should_take_also_after_a_resta
     installation.ended(id)
 
 
-def test_a_window_clears_its_room_when_it_begins_also_if_the_server_was_away_then(installation: Installation) -> None:
+def test_a_reservation_evicts_runs_at_its_start_even_if_the_server_was_down(installation: Installation) -> None:
     installation.configure(TWO).up()
     on_a = {"kubernetes.io/hostname": "a"}
     others = installation.submit("sleep", "600", cpu=2, node_selector=on_a, grace="1s")

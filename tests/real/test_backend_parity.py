@@ -75,7 +75,9 @@ def all_three(installation: Installation, dockerd: Farm, slurm: SlurmCluster, tm
     slurm.clear()
 
 
-def test_the_same_file_has_the_same_end_words_and_history_on_every_backend(all_three: Installation, tmp_path: Path):
+def test_the_same_file_has_the_same_result_messages_and_events_on_every_backend(
+    all_three: Installation, tmp_path: Path
+):
     installation = all_three
     file = tmp_path / "greet.yaml"
     file.write_text(JOB)
@@ -125,7 +127,7 @@ def jobs_per_second(installation: Installation) -> float:
     return LOCAL_JOBS / took
 
 
-def test_a_backend_that_hangs_holds_up_none_of_the_others(installation: Installation, dockerd: Farm):
+def test_a_backend_that_hangs_does_not_delay_the_others(installation: Installation, dockerd: Farm):
     """The daemon is stopped, so that its socket takes every question and answers none, with a run under way there and more
     on their way. How fast the others are meanwhile is printed, not asserted: that is the machine's doing too."""
     sick = dockerd("frozen")
