@@ -1,7 +1,7 @@
-"""Containers through Hodei beside the bare daemon, with the same image, as many at once, in the same run.
+"""Containers through Hodei compared with the bare daemon: same image, same parallelism, same run.
 
-Bare is all that a container needs and nothing else: made, started, waited for, its log read, removed. Docker itself takes
-some 200 ms of processor for each, so that a few dozen are enough; what Hodei adds is its server's own.
+The bare baseline does only what a container needs: create, start, wait, read the log, remove. Docker itself takes about
+200 ms of CPU for each, so a few dozen are enough; the difference is the cost of Hodei's server.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 import click
 
-from benchmarks.server import _cpu_of
-from benchmarks.server_process import a_server
+from benchmarks.server import cpu_seconds, running_server
 from hodei.backends.docker.engine import Engine
 from hodei.backends.docker.settings import Host
 from hodei.client import Client
@@ -30,10 +29,10 @@ _DEADLINE_S = 600
 _IDLE_S = 5.0
 
 
-ABOUT = "Containers per second beside the bare daemon."
+ABOUT = "Containers per second, compared with the bare daemon."
 OPTIONS = (
     click.option("--socket", default="/var/run/docker.sock", show_default=True, help="of the daemon"),
-    click.option("--image", default="", help="one that is there [default: the smallest]"),
+    click.option("--image", default="", help="an image of the daemon [default: the smallest]"),
     click.option("--command", default="/bin/true", show_default=True, help="in the image"),
     click.option("--jobs", type=int, default=40),
     click.option("--at-once", type=int, default=4),
@@ -45,7 +44,7 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
     try:
         image = given.image or _smallest_image(given.socket)
     except OSError as error:
-        return {"skipped": f"no Docker daemon answers at {given.socket} ({error}); next: start it, or give --socket"}
+        return {"skipped": f"there is no Docker daemon at {given.socket} ({error}); next: start it, or give --socket"}
     if not image:
         return {"skipped": "the daemon holds no image; next: docker pull busybox"}
     result: dict[str, Any] = {"jobs": given.jobs, "at_once": given.at_once, "image": image}
@@ -58,10 +57,10 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hodei-bench-") as home:
         result |= _through_server(given, image, Path(home))
     result["ratio_to_bare"] = round(result["jobs_per_s"] / result["bare_jobs_per_s"], 3)
-    # What the server does anyway, run or no run, is not the job's.
-    anyway = result["server_idle_cpu_ms_per_s"] / result["jobs_per_s"]
+    # The idle cost of the server is not part of a job's cost.
+    idle = result["server_idle_cpu_ms_per_s"] / result["jobs_per_s"]
     result["cpu_ms_per_job_more_than_bare"] = round(
-        result["server_cpu_ms_per_job"] - anyway - result["bare_client_cpu_ms_per_job"], 2
+        result["server_cpu_ms_per_job"] - idle - result["bare_client_cpu_ms_per_job"], 2
     )
     return result
 
@@ -111,18 +110,18 @@ starts_at_once = {given.at_once}
 hosts = [{{name = "docker", url = "unix://{given.socket}", cpu = 1000, max_containers = {given.at_once}}}]
 """
     )
-    with a_server(home) as (pid, client):
+    with running_server(home) as (pid, client):
         request = {"name": "bench", "command": [given.command], "cpu": "1m", "memory": "8Mi"}
         _run(client, request, 2)  # warm
-        idle_cpu = _cpu_of(pid)
+        idle_cpu = cpu_seconds(pid)
         time.sleep(_IDLE_S)
-        idle = (_cpu_of(pid) - idle_cpu) / _IDLE_S
-        cpu, machine, began = _cpu_of(pid), _machine_cpu_s(), time.perf_counter()
+        idle = (cpu_seconds(pid) - idle_cpu) / _IDLE_S
+        cpu, machine, began = cpu_seconds(pid), _machine_cpu_s(), time.perf_counter()
         _run(client, request, given.jobs)
         seconds = time.perf_counter() - began
         return {
             "jobs_per_s": round(given.jobs / seconds, 2),
-            "server_cpu_ms_per_job": round((_cpu_of(pid) - cpu) / given.jobs * 1000, 2),
+            "server_cpu_ms_per_job": round((cpu_seconds(pid) - cpu) / given.jobs * 1000, 2),
             "server_idle_cpu_ms_per_s": round(idle * 1000, 2),
             "machine_cpu_ms_per_job": round((_machine_cpu_s() - machine) / given.jobs * 1000),
         }
@@ -141,7 +140,7 @@ def _run(client: Client, request: dict[str, Any], jobs: int) -> None:
             return
         if time.perf_counter() > deadline:
             raise RuntimeError(f"not finished within {_DEADLINE_S} s: {counts}")
-        time.sleep(0.3)  # each question costs the server about as much as a job
+        time.sleep(0.3)  # each request costs the server about as much as a job
 
 
 def _smallest_image(path: str) -> str:
@@ -164,7 +163,7 @@ def _own_cpu_s() -> float:
 
 
 def _machine_cpu_s() -> float:
-    """Of all processes together, whosever they are: only of use on a machine that does nothing else."""
+    """Of all processes: only meaningful on an otherwise idle machine."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     busy = sum(map(int, fields[:8])) - int(fields[3]) - int(fields[4])
     return busy / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
-"""The engine alone: gangs from the queue through all plugins of a profile to a place on a node, one process, one core.
+"""The engine alone: gangs from the queue through all plugins of a profile to a node, in one process on one core.
 
-The workloads are those of kube-scheduler's own performance tests, at their sizes (nodes, members there before, members
-measured): 4 cpu, 32Gi and 110 places a node; 100m and 500Mi a member.
+The workloads are those of kube-scheduler's own performance tests, at their sizes (nodes, members placed before, members
+measured): nodes with 4 cpu, 32Gi and 110 pods; members with 100m and 500Mi.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ZONES = Requirement("zone", "In", ("zone-0", "zone-1"))
 
 
 class Workload(Struct, frozen=True):
-    """`nodes`, `before` and `jobs` are the defaults; `task` makes the i-th measured one; `floor` is upstream's figure."""
+    """`nodes`, `before` and `jobs` are defaults; `task` makes the i-th measured job; `floor` is upstream's threshold."""
 
     nodes: int
     before: int
@@ -75,9 +75,9 @@ WORKLOADS = {
 ABOUT = "Decisions per second of the engine alone."
 OPTIONS = (
     click.option("--workload", type=click.Choice(sorted(WORKLOADS)), default="basic"),
-    click.option("--nodes", type=int, help="default: as upstream measures the workload"),
+    click.option("--nodes", type=int, help="default: as upstream"),
     click.option("--jobs", type=int),
-    click.option("--shapes", type=int, help="how many kinds of jobs (default: measure 1 and then as many as jobs)"),
+    click.option("--shapes", type=int, help="number of different jobs (default: measure 1, then all different)"),
     click.option("--worker-selection", default=""),
     click.option("--json", is_flag=True),
 )
@@ -92,11 +92,11 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
         different = _one(workload, nodes, jobs, jobs, given.worker_selection)
         result |= {f"all_different_{name}": value for name, value in different.items()}
     if not result["placed"]:
-        there = f"the {workload.before:,} members that are there before fill the nodes"
-        why = there if workload.before else "no node can take one"
-        result["note"] = f"nothing was placed, so there is no rate: {why}; ask for more --nodes"
+        full = f"the {workload.before:,} members placed before fill the nodes"
+        why = full if workload.before else "no node has room for one"
+        result["note"] = f"nothing was placed, so there is no rate: {why}; increase --nodes"
     elif workload.floor:
-        # Upstream's figure includes a real API server and six cores: a mark on the wall, not a race.
+        # Upstream's figure includes a real API server and six cores: for orientation, not a comparison.
         result["kube_scheduler_floor"] = workload.floor
     result["rss_mb"] = round(_peak_mb(), 1)
     return result
@@ -107,7 +107,7 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
     table = Table(_node(i) for i in range(nodes))
     table.settle()
     profile = build_profile("default", worker_selection=strategy)
-    engine, line, view = Engine(table, {"default": profile}), SchedulingQueue(profile), View(10_000_000)
+    engine, queue, view = Engine(table, {"default": profile}), SchedulingQueue(profile), View(10_000_000)
     victim_index = VictimIndex(table)
     preemptions = Preemptions(engine, victim_index)
     for i in range(workload.before):
@@ -121,23 +121,23 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
             )
     began = time.perf_counter()
     for i in range(jobs):
-        line.add(_gang(workload.before + i + 1, shapes, workload.task, workload.priority))
+        queue.add(_gang(workload.before + i + 1, shapes, workload.task, workload.priority))
     queued = last = time.perf_counter()
     took: list[float] = []
     members = evicted = 0
-    for gang in line.ready():
+    for gang in queue.ready():
         decided = engine.try_gang(gang, view)
         if isinstance(decided, Refusal):
-            taking = preemptions.find(gang, view) if workload.priority > 500 else None
-            if taking is None:
-                line.refused(gang, decided)
+            found = preemptions.find(gang, view) if workload.priority > 500 else None
+            if found is None:
+                queue.refused(gang, decided)
             else:
-                evicted += len(taking.victims)
-                _take(engine, victim_index, gang, taking.victims, view)
-                line.started(gang)
+                evicted += len(found.victims)
+                _take(engine, victim_index, gang, found.victims, view)
+                queue.started(gang)
                 members += gang.size
         else:
-            line.started(gang)
+            queue.started(gang)
             members += len(decided)
         now = time.perf_counter()
         took.append(now - last)
@@ -152,20 +152,20 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
         "queue_us_per_job": round((queued - began) / jobs * 1e6, 1),
     }
     if not members:
-        # How fast it says no is another question, and no figure to put beside those of schedulers that place.
+        # The rate of refusals is not comparable to a rate of placements.
         out = {name: value for name, value in out.items() if name in ("shapes", "placed")}
     return out | ({"evicted": evicted} if evicted else {})
 
 
 def _take(engine: Engine, victim_index: VictimIndex, gang: Gang, victims: list[Victim], view: View) -> None:
-    """The victims go at once, and the gang gets its place: what a cluster would do over a grace period."""
+    """Remove the victims and place the gang at once, without a grace period."""
     for victim in victims:
         places = [place for tenant in victim_index.of_job[victim.id] for place in tenant.places]
         victim_index.remove(victim.id)
         for name, member, grant in places:
             engine.table.let_go(name, member.task.request, member, grant)
     placed = engine.place(gang, view)
-    assert not isinstance(placed, Refusal), "a trial by all plugins said that it fits"
+    assert not isinstance(placed, Refusal), "the trial placement fitted"
     places = [Place(each.node.name, each.member, each.grant) for each in placed]
     victim_index.put(gang.id, [VictimCandidate(gang.id, gang.job, tuple(places), since_ms=view.now_ms)])
 

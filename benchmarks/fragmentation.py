@@ -1,7 +1,7 @@
-"""How much of a full cluster is left over in pieces too small to use: jobs of mixed sizes come until many in a row are
-refused. What is free then is of no use to jobs like these.
+"""Fragmentation of a full cluster: jobs of mixed sizes arrive until many in a row are refused. The capacity that is still
+free is unusable for jobs like these.
 
-Each mix is drawn with a seed. `churn` is a cluster that has run for a while: jobs end at random while others come.
+Each mix is drawn with a seed. `churn` is a cluster that has run for a while: jobs end at random while others arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hodei.plugins.registry import build_profile
 NODES = 100
 REFUSALS = 60
 SEEDS = 3
-# While a cluster churns, as many jobs end as this when one finds no room; it goes on for so many jobs a node.
+# While a cluster churns, this many jobs end when one is refused; it churns for this many jobs per node.
 _ENDING = 10
 _JOBS_A_NODE = 20
 
@@ -35,7 +35,7 @@ Draw = Callable[[random.Random], Resources]
 
 
 class Mix(Struct, frozen=True):
-    """`request` draws what the next job asks for; every node has `cores` and `gib` of memory."""
+    """`request` draws the request of the next job; every node has `cores` and `gib` of memory."""
 
     cores: int
     gib: int
@@ -52,7 +52,7 @@ def _pairs(cores: Sequence[int], gib: Sequence[int]) -> Draw:
 
 
 def _shapes(draw: random.Random) -> Resources:
-    """As cloud instances are: 2, 4 or 8 GiB for each core."""
+    """Like cloud instances: 2, 4 or 8 GiB per core."""
     cores = draw.choice((1, 1, 2, 2, 3, 4, 4, 6, 8, 12, 16))
     return {CPU: cores * 1000, MEMORY: (cores * draw.choice((2, 4, 4, 4, 8))) << 30}
 
@@ -60,15 +60,15 @@ def _shapes(draw: random.Random) -> Resources:
 MIXES = {
     "small": Mix(8, 32, _cpu(2, 3, 4)),  # two or three jobs fill a node
     "halves": Mix(8, 32, _cpu(3, 5, 5)),  # a pair that fits, and one that wastes
-    "pairs": Mix(16, 64, _pairs((2, 4, 6, 8), (4, 8, 16, 24, 32))),  # cpu and memory have nothing to do with each other
+    "pairs": Mix(16, 64, _pairs((2, 4, 6, 8), (4, 8, 16, 24, 32))),  # cpu and memory are independent
     "shapes": Mix(32, 128, _shapes),
     "churn": Mix(32, 128, _shapes, churn=True),
 }
 
 
 class Filled(Struct, frozen=True):
-    """A full cluster, in percent. `unusable`: what is free of the resource that is used most. `spread`: how many nodes had
-    work when half of that was in use."""
+    """A full cluster, in percent. `unusable`: the free part of the most used resource. `spread`: the nodes with work when
+    half of that resource was in use."""
 
     unusable: float
     spread: float
@@ -77,7 +77,7 @@ class Filled(Struct, frozen=True):
 def fill(
     selection: str = "", mix: str = "shapes", *, nodes: int = NODES, refusals: int = REFUSALS, seed: int = 1
 ) -> Filled:
-    """Fill a cluster by the profile `default`, or one with that `worker_selection`, until so many jobs in a row are
+    """Fill a cluster by the profile `default`, or one with that `worker_selection`, until `refusals` jobs in a row are
     refused."""
     draw, kind = random.Random(seed), MIXES[mix]
     capacity = {CPU: kind.cores * 1000, MEMORY: kind.gib << 30}
@@ -108,23 +108,23 @@ def fill(
 
 
 def _free(table: Table) -> float:
-    """Of the resource that least is free of."""
-    there = {resource: sum(room[resource] for room in table.allocatable) for resource in (CPU, MEMORY)}
-    used = {resource: sum(held.used.get(resource, 0) for held in table.holds) for resource in there}
-    return min(100 * (whole - used[resource]) / whole for resource, whole in there.items())
+    """Percent of the scarcest resource."""
+    total = {resource: sum(room[resource] for room in table.allocatable) for resource in (CPU, MEMORY)}
+    used = {resource: sum(held.used.get(resource, 0) for held in table.holds) for resource in total}
+    return min(100 * (amount - used[resource]) / amount for resource, amount in total.items())
 
 
 def unusable(selection: str = "", mix: str = "shapes", *, nodes: int = NODES, seeds: int = SEEDS) -> float:
-    """The mean over some draws, in percent: the figure that the target of fragmentation is about."""
+    """The mean over several seeds, in percent: the figure of the target for fragmentation."""
     return round(sum(fill(selection, mix, nodes=nodes, seed=seed).unusable for seed in range(1, seeds + 1)) / seeds, 1)
 
 
-ABOUT = "How much of a full cluster is left over in pieces too small to use."
+ABOUT = "Fragmentation: the unusable part of a full cluster."
 OPTIONS = (
     click.option("--mix", type=click.Choice(sorted(MIXES)), help="default: measure each"),
     click.option("--nodes", type=int, default=NODES),
-    click.option("--seeds", type=int, default=SEEDS, help=f"draws, of which the mean is told ({SEEDS})"),
-    click.option("--worker-selection", default="", help="instead of what the profile `default` does"),
+    click.option("--seeds", type=int, default=SEEDS, help=f"number of draws for the mean ({SEEDS})"),
+    click.option("--worker-selection", default="", help="instead of the default of the profile"),
     click.option("--json", is_flag=True),
 )
 

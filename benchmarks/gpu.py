@@ -1,8 +1,8 @@
 """How full the GPUs of a cluster get: the published experiment on Alibaba's openb trace, with the real engine.
 
 As in "Beware of Fragmentation" (USENIX ATC 2023): all pods of the list in a random order, then pods drawn from it, until
-they ask for 130 % of the GPUs; one after the other, none ever ends, one that does not fit is dropped. Nodes are given names
-in a random order, as ties go to the smallest. The figure at 100 % is the mean while 99.5 to 100.5 % have arrived.
+they request 130 % of the GPUs. No pod ends, and one that does not fit is dropped. Nodes get names in a random order,
+because ties go to the smallest. The figure at 100 % is the mean while 99.5 to 100.5 % have arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLICIES = {
     "random": "gpu_random", "dotprod": "gpu_dotprod", "clustering": "gpu_clustering", "packing": "gpu_packing",
     "bestfit": "gpu_bestfit", "fgd": "fgd", "hodei": "gpu_hodei",
 }  # fmt: skip
-_WITH_A_WORKLOAD = ("fgd", "gpu_hodei")
+_NEED_WORKLOAD = ("fgd", "gpu_hodei")
 _FIRST_SEED = 42
 _MODEL = "gpu-model"
 
@@ -51,7 +51,7 @@ class Pod(Struct, frozen=True):
 
 
 class Outcome(Struct):
-    """Allocated GPUs in percent when 100 % and when all had arrived."""
+    """Allocated GPUs in percent, when 100 % and when all pods have arrived."""
 
     at_100: float
     at_end: float
@@ -64,9 +64,9 @@ ABOUT = "How full the GPUs of a cluster get, by policy."
 OPTIONS = (
     click.option("--nodes", type=click.Path(path_type=Path), required=True, help="openb_node_list_gpu_node.csv"),
     click.option("--pods", type=click.Path(path_type=Path), required=True, help="openb_pod_list_default.csv"),
-    click.option("--policies", default=",".join(POLICIES), help="names or plugins, with commas"),
+    click.option("--policies", default=",".join(POLICIES), help="names or plugins, separated by commas"),
     click.option("--seeds", type=int, default=10),
-    click.option("--ratio", type=float, default=1.3, help="how much arrives, of all GPUs"),
+    click.option("--ratio", type=float, default=1.3, help="total request, as a part of all GPUs"),
     click.option("--json", is_flag=True),
 )
 
@@ -87,7 +87,7 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
 
 
 def run(nodes: Sequence[Node], pods: Sequence[Pod], policy: str, seed: int, ratio: float = 1.3) -> Outcome:
-    """One order of arrival through one policy."""
+    """One order of arrival under one policy."""
     gc.set_threshold(50_000, 20, 50)  # as the server runs
     dice = random.Random(seed)
     table = Table(_renamed(nodes, dice))
@@ -130,7 +130,7 @@ def profile_of(policy: str, pods: Sequence[Pod], seed: int) -> Profile:
     """All filters, and the policy as the only score."""
     plugin = POLICIES.get(policy, policy)
     arguments: dict[str, dict[str, Any]] = {}
-    if plugin in _WITH_A_WORKLOAD:
+    if plugin in _NEED_WORKLOAD:
         arguments[plugin] = {"workload": typical_workload(pod.shape for pod in pods)}
     elif plugin == "gpu_random":
         arguments[plugin] = {"seed": seed}
@@ -172,11 +172,11 @@ def _renamed(nodes: Sequence[Node], dice: random.Random) -> list[Node]:
 
 
 def _arrivals(pods: Sequence[Pod], total: int, ratio: float, dice: random.Random) -> Iterator[Pod]:
-    """All pods in a random order, then clones of them while they ask for less than `ratio` of all GPUs."""
+    """All pods in a random order, then clones of them while they request less than `ratio` of all GPUs."""
     first = list(pods)
     dice.shuffle(first)
     yield from first
-    asked = sum(pod.gpu for pod in pods)
-    while asked + (clone := dice.choice(pods)).gpu <= ratio * total:
-        asked += clone.gpu
+    requested = sum(pod.gpu for pod in pods)
+    while requested + (clone := dice.choice(pods)).gpu <= ratio * total:
+        requested += clone.gpu
         yield clone

@@ -1,6 +1,6 @@
-"""What a job costs when many wait: the scheduler itself over one pool, with queues of several depths.
+"""The cost of a job with many pending ones: the scheduler with one pool, and queues of several depths.
 
-Each round a run ends, whoever may start is started, and a new job comes, so that the queue stays as deep as it was.
+In each round a run ends, jobs start, and a new job arrives, so that the queue keeps its depth.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOUR_MS = 3_600_000
 
 
 class _Pool:
-    """One pool that is always full, and what runs on it."""
+    """One pool that is always full, and its runs."""
 
     def __init__(self, controller: Controller, seed: int) -> None:
         self._controller, self._draw = controller, random.Random(seed)
@@ -43,8 +43,8 @@ class _Pool:
         while self._controller.next_wakeup_ms(self._now_ms) == self._now_ms:
             self._step([])
 
-    def turn(self) -> None:
-        """The next run ends, and a new job comes."""
+    def next_round(self) -> None:
+        """The next run ends, and a new job arrives."""
         self._now_ms, run = heapq.heappop(self._running)
         self._step([RunObserved(run, "succeeded", self._now_ms, 0)])
         self._step([JobSubmitted(self._job())])
@@ -66,16 +66,16 @@ class _Pool:
 
 
 def cpu_us_per_job(name: str, depth: int, rounds: int) -> float:
-    """Microseconds of CPU for one job to come, start and end, with so many waiting."""
+    """Microseconds of CPU for one job from arrival to end, with `depth` pending jobs."""
     pool = _Pool(make_controller(policy(name)), seed=depth)
     pool.submit(depth)
     for _ in range(rounds // 10):
-        pool.turn()
+        pool.next_round()
     gc.collect()
     gc.disable()
     began = time.process_time()
     for _ in range(rounds):
-        pool.turn()
+        pool.next_round()
     spent = time.process_time() - began
     gc.enable()
     return spent * 1e6 / rounds
@@ -83,13 +83,13 @@ def cpu_us_per_job(name: str, depth: int, rounds: int) -> float:
 
 def measure(given: SimpleNamespace) -> dict[str, Any]:
     found = {depth: cpu_us_per_job(given.policy, depth, given.rounds) for depth in given.depths}
-    return {f"{depth:,} waiting, µs of CPU a job": round(spent) for depth, spent in found.items()}
+    return {f"{depth:,} pending, µs of CPU per job": round(spent) for depth, spent in found.items()}
 
 
-ABOUT = "What a job costs when many wait."
+ABOUT = "The cost of a job with many pending ones."
 OPTIONS = (
     click.option("--policy", default="easy", help="a policy of `hodei sim policies` (easy)"),
-    click.option("--depths", multiple=True, type=int, default=DEPTHS, metavar="N", help="how many wait"),
-    click.option("--rounds", type=int, default=2000, help="jobs that come and go while measuring (2000)"),
+    click.option("--depths", multiple=True, type=int, default=DEPTHS, metavar="N", help="pending jobs"),
+    click.option("--rounds", type=int, default=2000, help="jobs per measurement (2000)"),
     click.option("--json", is_flag=True),
 )

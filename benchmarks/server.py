@@ -1,24 +1,28 @@
-"""The whole server: from submit to finished, through the real API and the real SQLite store, in its own process.
+"""The server: jobs from submission to end, through the real API and the real SQLite store, in its own process.
 
-With the instant backend nothing is run, so that the figure is Hodei's own. With the local backend every job is a real
-`/bin/true`, beside a bare asyncio loop that starts as many with as many in flight, in the same run.
+The instant backend runs nothing, so that the result is Hodei's own cost. With the local backend every job is a real
+`/bin/true`; the baseline is a bare asyncio loop that starts as many with the same parallelism, in the same run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import click
 
-from benchmarks.server_process import a_server
 from hodei.client import Client
 
 _IN_FLIGHT = 100
@@ -31,18 +35,32 @@ OPTIONS = (
     click.option("--backend", type=click.Choice(("instant", "local")), default="instant"),
     click.option("--batch", type=int, default=500, help="jobs in one request"),
     click.option("--clients", type=int, default=2, help="connections that submit at the same time"),
-    click.option("--waiting", type=int, default=0, help="jobs that wait all the while for a node that is not there"),
-    click.option(
-        "--forecast-every", default="1m", metavar="TIME", help="how often starts are foretold, or off [default: 1m]"
-    ),
+    click.option("--waiting", type=int, default=0, help="pending jobs for a node that does not exist"),
+    click.option("--forecast-every", default="1m", metavar="TIME", help="interval of forecasts, or off [default: 1m]"),
     click.option(
         "--decision-log",
         type=click.Choice(("on", "off")),
         default="on",
-        help="what its writing costs is the difference [default: on]",
+        help="compare both for its cost [default: on]",
     ),
     click.option("--json", is_flag=True),
 )
+
+
+@contextmanager
+def running_server(home: Path, *options: str) -> Iterator[tuple[int, Client]]:
+    """A real server in its own process, configured by HOME/config.toml: its pid and a client."""
+    command = [sys.executable, "-m", "hodei.server", "--home", str(home), "--port", "0", *options]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        if not re.search(r" is up at http", first):
+            raise RuntimeError(f"the server did not come up: {first!r}")
+        yield server.pid, Client(home=home)
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 def measure(given: SimpleNamespace) -> dict[str, Any]:
@@ -65,9 +83,9 @@ def _through_server(given: SimpleNamespace, home: Path) -> dict[str, Any]:
     (home / "config.toml").write_text(f"[scheduling.forecast]\n{forecast}\n")
     if given.decision_log == "off":
         options.append("--decision-log=")
-    with a_server(home, *options) as (pid, client):
+    with running_server(home, *options) as (pid, client):
         request = {"name": "bench", "command": ["/bin/true"], "cpu": f"{_cpu_share()}m", "memory": "1Mi"}
-        _keep_waiting(client, given.waiting)
+        _submit_pending(client, given.waiting)
         parts = [given.batch] * (given.jobs // given.batch) + (
             [given.jobs % given.batch] if given.jobs % given.batch else []
         )
@@ -90,7 +108,7 @@ def _through_server(given: SimpleNamespace, home: Path) -> dict[str, Any]:
             time.sleep(0.02)
         ended = time.perf_counter()
         failed = client.info().jobs.get("failed", 0)
-        server_cpu = _cpu_of(pid)
+        server_cpu = cpu_seconds(pid)
         return {
             "jobs_per_s": round(given.jobs / (ended - began)),
             "submitted_per_s": round(given.jobs / ((accepted or ended) - began)),
@@ -108,8 +126,8 @@ def _submit(home: Path, request: dict[str, Any], parts: list[int]) -> None:
         client.submit_all([request] * size)
 
 
-def _keep_waiting(client: Client, jobs: int) -> None:
-    """Jobs for a node that is not there, said to take a minute each."""
+def _submit_pending(client: Client, jobs: int) -> None:
+    """Jobs for a node that does not exist, with an estimate of a minute each."""
     elsewhere = {"cpu": "1m", "memory": "1Mi", "node_selector": {"bench": "elsewhere"}}
     for first in range(0, jobs, 500):
         size = min(500, jobs - first)
@@ -117,12 +135,12 @@ def _keep_waiting(client: Client, jobs: int) -> None:
 
 
 def _cpu_share() -> int:
-    """So small that about `_IN_FLIGHT` fit on this machine at once."""
+    """Small enough that about `_IN_FLIGHT` jobs fit on this machine."""
     return max((os.cpu_count() or 1) * 1000 // _IN_FLIGHT, 1)
 
 
 async def _bare_loop(jobs: int) -> float:
-    """What asyncio alone can start and reap: no store, no queue, no limits, no output kept."""
+    """Processes per second by asyncio alone: no store, no queue, no limits, no output."""
     slots = asyncio.Semaphore(_IN_FLIGHT)
 
     async def one() -> None:
@@ -137,7 +155,7 @@ async def _bare_loop(jobs: int) -> float:
     return jobs / (time.perf_counter() - began)
 
 
-def _cpu_of(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,7 +1,7 @@
-"""Many jobs of many projects in one line by points: what one more job, one end and each question about them cost.
+"""A multifactor queue with many jobs of many projects: the cost of one more job, one end and each query.
 
-Every project has several users and jobs of several sizes; shares and a quota for each project are on. CPU time of this
-process, so that others on the machine do not count.
+Every project has several users and jobs of several sizes; shares are enabled, and each project has a quota. Times are CPU
+times of this process, so other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CONFIG = {
 }
 _BEGIN_MS = 1_700_000_000_000
 _USERS, _SIZES = 7, 3
-_TIMES = 200
-_QUESTIONS = 5
+_STEPS = 200
+_REPEATS = 5
 
 
-ABOUT = "A line by points with many projects in it."
+ABOUT = "A multifactor queue with many projects."
 OPTIONS = (
     click.option("--jobs", type=int, default=100000),
     click.option("--projects", type=int, default=1000),
@@ -47,31 +47,31 @@ OPTIONS = (
 
 def measure(given: SimpleNamespace) -> dict[str, Any]:
     gc.set_threshold(50_000, 20, 50)  # as the server runs
-    line = _Line(given.nodes, given.projects)
-    submitted, controller = line.submit(given.jobs), line.controller
-    one_more = [line.took([line.one_more()], 50) for _ in range(_TIMES)]
-    ends = [line.took([line.one_end()], 50) for _ in range(_TIMES)]
-    last = line.last
-    rounds = [line.took([], 60_000) for _ in range(_QUESTIONS)]
-    now_ms = line.now_ms
+    cluster = _FullCluster(given.nodes, given.projects)
+    submitted, controller = cluster.submit(given.jobs), cluster.controller
+    one_more = [cluster.time_step([cluster.one_more()], 50) for _ in range(_STEPS)]
+    ends = [cluster.time_step([cluster.one_end()], 50) for _ in range(_STEPS)]
+    last = cluster.last
+    rounds = [cluster.time_step([], 60_000) for _ in range(_REPEATS)]
+    now_ms = cluster.now_ms
     return {
         "jobs": given.jobs,
         "projects": given.projects,
         "accounts": len(controller.accounts.sharing.rows(now_ms)) if controller.accounts.sharing else 0,
         "submit_us_per_job": round(submitted * 1e6 / given.jobs, 1),
-        "one_more_p50_ms": _middle(one_more),
-        "one_more_p99_ms": _late(one_more),
-        "one_end_p50_ms": _middle(ends),
-        "one_end_p99_ms": _late(ends),
-        "factors_worked_out_anew_ms": _middle(rounds),
-        "share_report_ms": _middle(_asked(lambda: msgspec.json.encode(controller.accounts.share_report(now_ms)))),
-        "why_ms": _middle(_asked(lambda: why(controller, last, now_ms))),
-        "priority_ms": _middle(_asked(lambda: priority_breakdown(controller, last, now_ms))),
+        "one_more_p50_ms": _median(one_more),
+        "one_more_p99_ms": _p99(one_more),
+        "one_end_p50_ms": _median(ends),
+        "one_end_p99_ms": _p99(ends),
+        "factors_recomputed_ms": _median(rounds),
+        "share_report_ms": _median(_time_query(lambda: msgspec.json.encode(controller.accounts.share_report(now_ms)))),
+        "why_ms": _median(_time_query(lambda: why(controller, last, now_ms))),
+        "priority_ms": _median(_time_query(lambda: priority_breakdown(controller, last, now_ms))),
     }
 
 
-class _Line:
-    """A cluster that is full, and the jobs that wait for it."""
+class _FullCluster:
+    """A full cluster and its pending jobs."""
 
     def __init__(self, nodes: int, projects: int) -> None:
         self.controller: Controller = make_controller(msgspec.convert(_CONFIG, SchedulingConfig))
@@ -92,8 +92,8 @@ class _Line:
             self.step([self.one_more() for _ in range(min(1000, jobs - self.last))])
         return time.process_time() - began
 
-    def took(self, facts: Sequence[Fact], later_ms: int) -> float:
-        """Seconds for one step, so much later."""
+    def time_step(self, facts: Sequence[Fact], later_ms: int) -> float:
+        """Seconds of CPU for one step, `later_ms` after the last one."""
         self.now_ms += later_ms
         began = time.process_time()
         self.step(facts)
@@ -120,18 +120,18 @@ def _node(i: int) -> Node:
     return Node(f"node-{i:04}", "bench", capacity={CPU: 16_000, MEMORY: 64 << 30, "pods": 1000})
 
 
-def _asked(question: Callable[[], object]) -> list[float]:
+def _time_query(query: Callable[[], object]) -> list[float]:
     took = []
-    for _ in range(_QUESTIONS):
+    for _ in range(_REPEATS):
         began = time.process_time()
-        question()
+        query()
         took.append(time.process_time() - began)
     return took
 
 
-def _middle(took: list[float]) -> float:
+def _median(took: list[float]) -> float:
     return round(sorted(took)[len(took) // 2] * 1000, 3)
 
 
-def _late(took: list[float]) -> float:
+def _p99(took: list[float]) -> float:
     return round(sorted(took)[len(took) * 99 // 100] * 1000, 3)

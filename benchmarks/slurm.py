@@ -1,8 +1,8 @@
-"""Slurm through Hodei beside bare `sbatch`: as many jobs that do nothing, on the same cluster, in the same run.
+"""Slurm through Hodei compared with bare `sbatch`: the same number of empty jobs on the same cluster, in the same run.
 
-The cluster is the one of SLURM_CONF. Wall time is from the first job handed in until the last has ended. CPU time is that of
-whoever hands in and waits, with all its commands (sbatch, squeue): the server for Hodei, this program for the bare run.
-Slurm's own daemons are in neither.
+The cluster is that of SLURM_CONF. Wall time is from the first submission to the last end. CPU time is that of the submitting
+process with its commands (sbatch, squeue): the server for Hodei, this program for the baseline. Slurm's own daemons are
+not included.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 
 import click
 
-from benchmarks.server_process import a_server
+from benchmarks.server import running_server
 
 _DEADLINE_S = 900
 _AT_ONCE = 4
 
 
-ABOUT = "Jobs per second on a Slurm, beside bare sbatch."
+ABOUT = "Jobs per second on Slurm, compared with bare sbatch."
 OPTIONS = (
     click.option("--jobs", type=int, default=200),
     click.option("--partition", default="main"),
     click.option("--mode", type=click.Choice(("placed", "delegate")), default="delegate"),
     click.option("--transport", type=click.Choice(("commands", "rest")), default="commands"),
-    click.option("--rest", default=os.environ.get("HODEI_SLURM_REST", ""), help="where slurmrestd is"),
-    click.option("--ahead", type=float, default=100.0, help="how much of the partition is promised (delegate)"),
+    click.option("--rest", default=os.environ.get("HODEI_SLURM_REST", ""), help="address of slurmrestd"),
+    click.option("--ahead", type=float, default=100.0, help="the `ahead` setting (delegate)"),
     click.option("--json", is_flag=True),
 )
 
@@ -51,11 +51,11 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
 
 
 async def _bare(given: SimpleNamespace, place: Path) -> tuple[float, float]:
-    """What anybody's loop around sbatch does; then a look every half second until all have ended."""
+    """A loop around sbatch, then squeue every half second until all jobs have ended."""
     script = place / "bare.sh"
     script.write_text("#!/bin/sh\nexec /bin/true\n")
     name = f"bare-{os.getpid()}"
-    words = (
+    command = (
         "sbatch",
         "--parsable",
         f"--job-name={name}",
@@ -68,19 +68,19 @@ async def _bare(given: SimpleNamespace, place: Path) -> tuple[float, float]:
     async def one() -> None:
         async with slots:
             process = await asyncio.create_subprocess_exec(
-                *words, "--output=/dev/null", str(script), stdout=asyncio.subprocess.DEVNULL
+                *command, "--output=/dev/null", str(script), stdout=asyncio.subprocess.DEVNULL
             )
             if await process.wait():
-                raise RuntimeError("sbatch failed: is SLURM_CONF set, and the partition there?")
+                raise RuntimeError("sbatch failed: is SLURM_CONF set, and does the partition exist?")
 
     began, cpu_began = time.perf_counter(), _own_cpu_s()
     await asyncio.gather(*(one() for _ in range(given.jobs)))
     while True:
-        asked = await asyncio.create_subprocess_exec(
+        squeue = await asyncio.create_subprocess_exec(
             "squeue", "--noheader", "--format=%i", f"--name={name}", stdout=asyncio.subprocess.PIPE
         )
-        left, _ = await asked.communicate()
-        if asked.returncode == 0 and not left.strip():
+        left, _ = await squeue.communicate()
+        if squeue.returncode == 0 and not left.strip():
             break
         if time.perf_counter() - began > _DEADLINE_S:
             raise RuntimeError(f"not finished within {_DEADLINE_S} s")
@@ -104,7 +104,7 @@ def _through_server(given: SimpleNamespace, place: Path) -> tuple[float, float]:
         f"ahead = {given.ahead if given.mode == 'delegate' else 1.0}",
     ]
     (home / "config.toml").write_text("\n".join((*lines, "")))
-    with a_server(home) as (pid, client):
+    with running_server(home) as (pid, client):
         _wait(lambda: any(node.backend == "hpc" for node in client.nodes()), "the cluster's nodes")
         job = {"name": "bench", "command": ["/bin/true"], "cpu": 1, "memory": "1Mi", "backend": "hpc"}
         cpu_began, began = _cpu_of(pid), time.perf_counter()
@@ -121,11 +121,11 @@ def _through_server(given: SimpleNamespace, place: Path) -> tuple[float, float]:
         return wall_s, _cpu_of(pid) - cpu_began
 
 
-def _wait(true: Any, what: str) -> None:
+def _wait(condition: Any, what: str) -> None:
     deadline = time.perf_counter() + _DEADLINE_S
-    while not true():
+    while not condition():
         if time.perf_counter() > deadline:
-            raise RuntimeError(f"{what} did not come within {_DEADLINE_S} s")
+            raise RuntimeError(f"no sign of {what} within {_DEADLINE_S} s")
         time.sleep(0.05)
 
 
@@ -135,6 +135,6 @@ def _own_cpu_s() -> float:
 
 
 def _cpu_of(pid: int) -> float:
-    """Of the process and of all children that it has waited for."""
+    """Of the process and of all children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

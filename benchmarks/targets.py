@@ -1,15 +1,15 @@
-"""Every number that Hodei was asked to reach, measured on this machine: target, figure, pass or fail.
+"""Every performance target, measured on this machine: target, figure, pass or fail.
 
-Where what is measured comes from says the column `by`:
+The column `by` is the kind of measurement:
 
-    pods        the pod scheduler (`hodei kube`) in this process: objects go in, bindings come out and succeed at once. What
-                an API server costs is not in it; `make bench-kube` measures that.
-    phases      the scheduler of the server, one job at a time, with nothing known of the nodes from before; each decision is
+    pods        the pod scheduler (`hodei kube`) in this process: objects go in, bindings come out and succeed at once. The
+                cost of an API server is not included; `make bench-kube` measures it.
+    phases      the scheduler of the server, one job at a time, without cached results for the nodes; each decision is
                 committed to a real SQLite store. The median of 300 jobs.
-    server      a real server in a process of its own, its API and its store, jobs that end at once
-    processes   a real server with its agent, every job a real process
-    simulation  the real scheduler on a virtual clock: 100 nodes, jobs for nine tenths of them
-    engine      a cluster that is filled until nothing fits any more (`hodei bench fragmentation`)
+    server      a real server in its own process, with its API and its store; jobs end at once
+    processes   a real server with its agent; every job is a real process
+    simulation  the real scheduler in simulated time: 100 nodes at 90 % load
+    engine      a cluster that is filled until nothing fits (`hodei bench fragmentation`)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from benchmarks import fragmentation, server
 from benchmarks.engine import _peak_mb
-from benchmarks.server_process import a_server
+from benchmarks.server import running_server
 from hodei.client import Client
 from hodei.control.controller import Controller
 from hodei.model.config import SchedulingConfig
@@ -48,7 +48,7 @@ _NOW_MS = 1_800_000_000_000
 
 
 class Figure(Struct, frozen=True):
-    """`least`: the figure must be no less than `target`, else it must be less."""
+    """`least`: the figure must be at least `target`; otherwise it must be less."""
 
     name: str
     target: float
@@ -66,7 +66,7 @@ class Figure(Struct, frozen=True):
 def measure(given: SimpleNamespace) -> dict[str, Any]:
     wanted = given.only.split(",") if given.only else list(PARTS)
     if unknown := [name for name in wanted if name not in PARTS]:
-        raise SystemExit(f"nothing is measured by {unknown[0]!r}: {', '.join(PARTS)}")
+        raise SystemExit(f"there is no kind of measurement {unknown[0]!r}; give one of {', '.join(PARTS)}")
     before = os.getloadavg()[0]
     figures = [figure for name in wanted for figure in PARTS[name](10 if given.quick else 1)]
     return {
@@ -86,7 +86,7 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     load = " to ".join(f"{each:g}" for each in result["load"])
-    print(f"{result['machine']}; load {load}" + ("; a tenth of the size" if result["quick"] else ""))
+    print(f"{result['machine']}; load {load}" + ("; at a tenth of the size" if result["quick"] else ""))
     print(f"{'target':<52}{'wanted':>12}{'figure':>12}  {'unit':<10}{'':<6}{'by':<12}")
     for row in result["targets"]:
         sign = ">=" if row["least"] else "<"
@@ -98,7 +98,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def machine() -> str:
-    """What it is measured on, for whoever compares figures."""
+    """The machine, for comparisons of figures."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -134,14 +134,14 @@ def pods(divide: int) -> Iterator[Figure]:
     from hodei.kube.scheduler.run import Options, build_scheduler
 
     nodes, many, alone = 5000 // divide, 10_000 // divide, 500 // divide
-    house = build_scheduler(Options())
-    room = {"cpu": "32", "memory": "256Gi", "pods": "110"}
+    scheduler = build_scheduler(Options())
+    allocatable = {"cpu": "32", "memory": "256Gi", "pods": "110"}
     for number in range(nodes):
         name = f"node-{number:05}"
         meta = {"name": name, "labels": {"zone": f"zone-{number % 3}", "kubernetes.io/hostname": name}}
-        status = {"allocatable": room}
+        status = {"allocatable": allocatable}
         node = objects.from_builtins({"metadata": meta, "spec": {}, "status": status}, objects.Node)
-        house.pods.node_changed(name, None, node)
+        scheduler.pods.node_changed(name, None, node)
 
     def pod(number: int, *, new_shape: bool) -> objects.Pod:
         memory = f"{500 + number if new_shape else 500}Mi"
@@ -150,53 +150,53 @@ def pods(divide: int) -> Iterator[Figure]:
         meta = {"name": f"pod-{number}", "namespace": "default", "uid": f"uid-{number}"}
         return objects.from_builtins({"metadata": meta, "spec": spec, "status": {}}, objects.Pod)
 
-    def settle() -> int:
-        """Until nothing is left to decide; how many were bound."""
+    def run_until_idle() -> int:
+        """Run steps until no work is left. Returns the number of bound pods."""
         bound = 0
         while True:
             now_ms = time.time_ns() // 1_000_000
-            step = house.controller.step(now_ms, house.pods.take_facts())
-            for entry in house.pods.place([act for act in step.acts if isinstance(act, Start)], now_ms):
-                house.pods.mark_bound(entry.uid, entry.run)
+            step = scheduler.controller.step(now_ms, scheduler.pods.take_facts())
+            for entry in scheduler.pods.place([act for act in step.acts if isinstance(act, Start)], now_ms):
+                scheduler.pods.mark_bound(entry.uid, entry.run)
                 bound += 1
-            due = house.controller.next_wakeup_ms(now_ms)
-            if not house.pods.has_work and (due is None or due > now_ms):
+            due = scheduler.controller.next_wakeup_ms(now_ms)
+            if not scheduler.pods.has_work and (due is None or due > now_ms):
                 return bound
 
     took = []
     for number in range(alone):
         made = pod(number, new_shape=True)
         began = time.perf_counter()
-        house.pods.pod_changed(made.metadata.uid, None, made)
-        if settle() != 1:
+        scheduler.pods.pod_changed(made.metadata.uid, None, made)
+        if run_until_idle() != 1:
             raise RuntimeError("a pod was not bound although there is room")
         took.append(time.perf_counter() - began)
-    # The first one lays out all nodes.
+    # The first decision builds the tables of all nodes.
     yield _figure(f"one decision with {nodes:,} nodes, the longest", 1, max(took), "s", "pods")
     yield _figure("one pod, scheduler idle, p99", 100, _p99(took[1:]) * 1000, "ms", "pods", note="no API server")
     waiting = [pod(alone + number, new_shape=False) for number in range(many)]
     began = time.perf_counter()
     for made in waiting:
-        house.pods.pod_changed(made.metadata.uid, None, made)
-    bound = settle()
+        scheduler.pods.pod_changed(made.metadata.uid, None, made)
+    bound = run_until_idle()
     seconds = time.perf_counter() - began
     if bound != many:
         raise RuntimeError(f"only {bound} of {many} pods were bound")
     yield _figure("pods at once", 100, many / seconds, "pods/s", "pods", least=True, note="no API server")
-    yield _figure(f"memory with {many:,} pods", 2048, _peak_mb(), "MB", "pods", note="of this whole process")
+    yield _figure(f"memory with {many:,} pods", 2048, _peak_mb(), "MB", "pods", note="of the whole process")
 
 
 # ----------------------------------------------------------------------------------------------- phases
 
 
 class _Stopwatch:
-    """How long calls of some methods took since it was last read."""
+    """The time spent in some methods since the last read."""
 
     def __init__(self) -> None:
         self.spent = 0.0
         self._inside = False
 
-    def cache(self, owner: Any, *names: str) -> None:
+    def watch(self, owner: Any, *names: str) -> None:
         for name in names:
             setattr(owner, name, self._timed(getattr(owner, name)))
 
@@ -225,11 +225,11 @@ def phases(divide: int) -> Iterator[Figure]:
         store = SqliteStore(Path(home) / "hodei.db")
         store.open()
         learnt, filtered, scored, bound = (_Stopwatch() for _ in range(4))
-        learnt.cache(controller, "_learn")
+        learnt.watch(controller, "_learn")
         runner = controller.engine.runner
-        filtered.cache(runner, "refusals", "refused", "refused_by_one")
-        scored.cache(runner, "score", "score_of_one", "normalize")
-        bound.cache(controller, "_bind")
+        filtered.watch(runner, "refusals", "refused", "refused_by_one")
+        scored.watch(runner, "score", "score_of_one", "normalize")
+        bound.watch(controller, "_bind")
         joined = [NodeJoined(_node(number)) for number in range(nodes)]
         store.commit(controller.step(_NOW_MS, joined).saves)
         watches = {"informer": learnt, "filter": filtered, "score": scored, "bind": bound}
@@ -239,7 +239,7 @@ def phases(divide: int) -> Iterator[Figure]:
         took: dict[str, list[float]] = {name: [] for name in (*watches, "total")}
         for id in range(1, jobs + 1):
             job = _job(id, cpu=1000, memory=(500 << 20) + id * 4096)
-            controller.engine.use(dict(controller.engine.profiles))  # what is known of the nodes is worked out anew
+            controller.engine.use(dict(controller.engine.profiles))  # drops all cached results
             bare.append(_sync(Path(home) / "bare"))
             began = time.perf_counter()
             step = controller.step(_NOW_MS + id, [JobSubmitted(job)])
@@ -261,7 +261,7 @@ def phases(divide: int) -> Iterator[Figure]:
 
 
 def _sync(path: Path) -> float:
-    """How long this disk takes to keep a page, without any of us."""
+    """The time of a bare fsync of one page on this disk."""
     began = time.perf_counter()
     with path.open("wb") as file:
         file.write(bytes(4096))
@@ -305,14 +305,14 @@ def processes(divide: int) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="hodei-bench-") as home:
         cores = 2 * contested
         (Path(home) / "config.toml").write_text(f'[[nodes]]\nname = "box"\ncpu = {cores}\nmemory = "8Gi"\n')
-        with a_server(Path(home)) as (_, client):
+        with running_server(Path(home)) as (_, client):
             asleep = {"command": ["sleep", "600"], "memory": "1Mi", "grace": "1s"}
             share = {"cpu": f"{1000 * cores // (2 * at_once)}m"}
-            ids = client.submit_all([asleep | share | {"name": "beside"}] * at_once)
+            ids = client.submit_all([asleep | share | {"name": "sleeper"}] * at_once)
             running = _until(client, ids, "running")
             yield _figure("jobs at once", 100 // divide, running, "jobs", "processes", least=True)
             _end(client, ids)
-            # All of the node is taken by low jobs; each of the critical ones needs the room of two of them.
+            # Low jobs fill the node; each critical one needs the capacity of two of them.
             low = client.submit_all([asleep | {"name": "low", "cpu": 1, "priority": "low"}] * cores)
             _until(client, low, "running")
             began = time.monotonic()
@@ -320,7 +320,7 @@ def processes(divide: int) -> Iterator[Figure]:
             started = _until(client, high, "running")
             seconds = time.monotonic() - began
             share_started = 100 * started / contested
-            note = f"{started} of {contested} critical jobs took the place of low ones in {seconds:.1f} s"
+            note = f"{started} of {contested} critical jobs preempted low ones in {seconds:.1f} s"
             yield _figure("preemptions that succeed", 100, share_started, "%", "processes", least=True, note=note)
             _end(client, [*high, *low])
 
@@ -332,12 +332,12 @@ def _end(client: Client, ids: Sequence[int]) -> None:
 
 
 def _until(client: Client, ids: Sequence[int], *states: str) -> int:
-    """How many are in one of these states, when all are or when it took too long."""
+    """The number of jobs in one of these states, when all are or at the deadline."""
     deadline, wanted = time.monotonic() + _DEADLINE_S, set(ids)
     while True:
-        there = sum(job.id in wanted for job in client.jobs(state=states))
-        if there >= len(ids) or time.monotonic() > deadline:
-            return there
+        reached = sum(job.id in wanted for job in client.jobs(state=states))
+        if reached >= len(ids) or time.monotonic() > deadline:
+            return reached
         time.sleep(0.05)
 
 
@@ -345,9 +345,9 @@ def _until(client: Client, ids: Sequence[int], *states: str) -> int:
 
 
 def simulation(divide: int) -> Iterator[Figure]:
-    """Jobs of 1 to 16 cores for some minutes each come at random, as many as fill nine tenths of the cluster."""
+    """Jobs of 1 to 16 cores and a few minutes arrive at random, with a load of 90 % of the cluster."""
     jobs, nodes, load, draw = (
-        10_000,  # whatever `divide` is: fewer jobs or nodes would be another question
+        10_000,  # regardless of `divide`: the result depends on the size
         [_node(number) for number in range(100)],
         0.9,
         random.Random(1),
@@ -356,7 +356,7 @@ def simulation(divide: int) -> Iterator[Figure]:
     classes = {"high": 0.1, "medium": 0.6, "low": 0.3}
     arrivals, at_ms = [], 0.0
     sizes, minutes = (1, 1, 2, 2, 4, 4, 8, 16), (0.5, 1, 2, 2, 5, 10)
-    work = sum(sizes) / len(sizes) * sum(minutes) / len(minutes) * 60_000  # of one job, on average: cores times ms
+    work = sum(sizes) / len(sizes) * sum(minutes) / len(minutes) * 60_000  # mean of a job: cores times ms
     for id in range(1, jobs + 1):
         at_ms += draw.expovariate(load * cores / work)
         size, run_ms = draw.choice(sizes), round(draw.choice(minutes) * 60_000 * draw.uniform(0.5, 1.5))
@@ -372,7 +372,7 @@ def simulation(divide: int) -> Iterator[Figure]:
     yield _figure(
         "wait of medium priority, mean", 2, sum(waits) / max(len(waits), 1) / 1000, "s", "simulation", note=note
     )
-    # While jobs come; before, the cluster fills, and afterwards it empties.
+    # While jobs arrive; before that the cluster fills, and afterwards it drains.
     since, until = arrivals[len(arrivals) // 5].at_ms, arrivals[-1].at_ms
     held = sum(
         outcome.request.get(CPU, 0) / 1000 * max(0, min(outcome.ended_ms, until) - max(outcome.started_ms, since))
@@ -393,7 +393,7 @@ def engine(divide: int) -> Iterator[Figure]:
     yield _figure("fragmentation of a full cluster", 5, max(found.values()), "%", "engine", note=note)
 
 
-# Memory is that of the whole process, so what is measured in it comes first.
+# Memory is that of the whole process, so its measurement comes first.
 PARTS: dict[str, Callable[[int], Iterable[Figure]]] = {
     "pods": pods,
     "phases": phases,
@@ -404,9 +404,9 @@ PARTS: dict[str, Callable[[int], Iterable[Figure]]] = {
 }
 
 
-ABOUT = "Every number that Hodei was asked to reach: target, figure, pass or fail."
+ABOUT = "Every performance target: figure, pass or fail."
 OPTIONS = (
-    click.option("--only", metavar="BY", help=f"only what is measured by one of: {', '.join(PARTS)}"),
-    click.option("--quick", is_flag=True, help="a tenth of the size: whether it works, not how fast it is"),
+    click.option("--only", metavar="BY", help=f"only these kinds of measurement: {', '.join(PARTS)}"),
+    click.option("--quick", is_flag=True, help="a tenth of the size, to check that it works"),
     click.option("--json", is_flag=True),
 )

@@ -1,8 +1,9 @@
-"""What people who look do to people who submit: a real server with many waiting jobs, several viewers who ask without a
-pause, and one client that submits a job at a time beside them.
+"""How readers affect submissions: a real server with many pending jobs, several viewers that query without a pause, and one
+client that submits one job at a time.
 
-The jobs wait for a node that is not there. Then a large array comes and goes, and the server is started again. Told are the
-longest pauses of the server's event loop, how long submits took, and the memory of a waiting job before and after a restart.
+The jobs are for a node that does not exist. Then a large array is submitted and cancelled, and the server is restarted. The
+results are the longest pauses of the server's event loop, the latency of submissions, and the memory of a pending job
+before and after the restart.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from hodei.api.views import WhatIfRequest
 from hodei.client import Client
 from hodei.model.errors import HodeiError
 
-KINDS = ("nobody", "why", "priority", "whatif", "jobs", "info")
+KINDS = ("none", "why", "priority", "whatif", "jobs", "info")
 _WATCHED = Path(__file__).with_name("watched.py")
 _BATCH = 2000
 _ELSEWHERE = {"cpu": "1m", "memory": "1Mi", "node_selector": {"bench": "elsewhere"}, "estimate": "1m"}
 _WAITS = {"name": "waits", "command": ["/bin/true"], **_ELSEWHERE}
 
 
-ABOUT = "Pauses of a server that many people look at."
+ABOUT = "Pauses of a server with many readers."
 OPTIONS = (
-    click.option("--waiting", type=int, default=100000, help="jobs that wait [default: 100000]"),
+    click.option("--waiting", type=int, default=100000, help="pending jobs [default: 100000]"),
     click.option("--viewers", type=int, default=8, help="of each kind, one kind after another [default: 8]"),
-    click.option("--seconds", type=float, default=10.0, help="how long each kind looks [default: 10]"),
+    click.option("--seconds", type=float, default=10.0, help="duration per kind [default: 10]"),
     click.option(
         "--kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, metavar="KIND", help=" ".join(KINDS)
     ),
     click.option("--array", type=int, default=100000, help="elements of the array, 0 for none [default: 100000]"),
-    click.option("--restart", is_flag=True, help="start it again with all the jobs"),
-    click.option("--names", is_flag=True, help="every waiting job has a name of its own"),
+    click.option("--restart", is_flag=True, help="restart it with all the jobs"),
+    click.option("--names", is_flag=True, help="give every pending job its own name"),
     click.option("--config", default="", help="text of the configuration file"),
     click.option("--json", is_flag=True),
 )
@@ -54,10 +55,10 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hodei-bench-") as name:
         home = Path(name)
         (home / "config.toml").write_text(given.config)
-        return _measured(given, home)
+        return _measure_in(given, home)
 
 
-def _measured(given: SimpleNamespace, home: Path) -> dict[str, Any]:
+def _measure_in(given: SimpleNamespace, home: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"waiting": given.waiting}
     with _server(home) as (pid, client, _):
         empty_mb = _rss_mb(pid)
@@ -66,7 +67,7 @@ def _measured(given: SimpleNamespace, home: Path) -> dict[str, Any]:
         result["rss_mb"] = round(_rss_mb(pid))
         result["bytes_per_waiting_job"] = round((_rss_mb(pid) - empty_mb) * 2**20 / max(given.waiting, 1))
         for kind in given.kinds:
-            result |= _looked_at(home, kind, ids, given)
+            result |= _with_viewers(home, kind, ids, given)
         if given.array:
             result |= _array(home, client, given.array)
         result["rss_mb_at_the_end"] = round(_rss_mb(pid))
@@ -108,12 +109,12 @@ def _fill(client: Client, jobs: int, *, names: bool) -> list[int]:
 # ---------------------------------------------------------------------------------------------------- viewers
 
 
-def _looked_at(home: Path, kind: str, ids: list[int], given: SimpleNamespace) -> dict[str, Any]:
+def _with_viewers(home: Path, kind: str, ids: list[int], given: SimpleNamespace) -> dict[str, Any]:
     stop = multiprocessing.Event()
     answers = multiprocessing.Value("q", 0)
     viewers = [
-        multiprocessing.Process(target=_look, args=(home, kind, ids, number, stop, answers), daemon=True)
-        for number in range(given.viewers if kind != "nobody" else 0)
+        multiprocessing.Process(target=_query, args=(home, kind, ids, number, stop, answers), daemon=True)
+        for number in range(given.viewers if kind != "none" else 0)
     ]
     for viewer in viewers:
         viewer.start()
@@ -123,7 +124,7 @@ def _looked_at(home: Path, kind: str, ids: list[int], given: SimpleNamespace) ->
     while time.monotonic() - began < given.seconds:
         at = time.monotonic()
         try:
-            client.submit({**_WAITS, "name": "beside"})
+            client.submit({**_WAITS, "name": "extra"})
         except HodeiError:
             failed += 1
         took.append(time.monotonic() - at)
@@ -141,9 +142,9 @@ def _looked_at(home: Path, kind: str, ids: list[int], given: SimpleNamespace) ->
     }.items()}  # fmt: skip
 
 
-def _look(home: Path, kind: str, ids: list[int], number: int, stop: Any, answers: Any) -> None:
+def _query(home: Path, kind: str, ids: list[int], number: int, stop: Any, answers: Any) -> None:
     client, draw = Client(home=home, timeout_s=300), random.Random(number)
-    ask: dict[str, Callable[[], object]] = {
+    queries: dict[str, Callable[[], object]] = {
         "why": lambda: client.why(draw.choice(ids)),
         "priority": lambda: client.priority(draw.choice(ids)),
         "whatif": lambda: client.what_if(WhatIfRequest(add_nodes=1 + number)),
@@ -152,9 +153,9 @@ def _look(home: Path, kind: str, ids: list[int], number: int, stop: Any, answers
     }
     while not stop.is_set():
         try:
-            ask[kind]()
+            queries[kind]()
         except HodeiError:
-            time.sleep(0.2)  # told to come again
+            time.sleep(0.2)  # too busy: retry later
         else:
             with answers.get_lock():
                 answers.value += 1
@@ -167,8 +168,8 @@ def _array(home: Path, client: Client, elements: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for what in ("submit", "cancel"):
         latencies, stop = list[float](), threading.Event()
-        asking = threading.Thread(target=_ask_all_the_while, args=(home, latencies, stop))
-        asking.start()
+        poller = threading.Thread(target=_poll_until, args=(home, latencies, stop))
+        poller.start()
         began = time.monotonic()
         if what == "submit":
             (first,) = client.submit_all([{**_WAITS, "name": "array", "array": {"count": elements}}])
@@ -177,14 +178,14 @@ def _array(home: Path, client: Client, elements: int) -> dict[str, Any]:
         answered = time.monotonic()
         time.sleep(1)
         stop.set()
-        asking.join()
+        poller.join()
         out[f"array {what}: s"] = round(answered - began, 2)
         out |= {f"array {what}: {name}": value for name, value in _pauses(home, began, time.monotonic()).items()}
         out |= {f"array {what}: {name}": value for name, value in _quantiles("other request", latencies).items()}
     return out
 
 
-def _ask_all_the_while(home: Path, latencies: list[float], stop: threading.Event) -> None:
+def _poll_until(home: Path, latencies: list[float], stop: threading.Event) -> None:
     client = Client(home=home, timeout_s=300)
     while not stop.is_set():
         at = time.monotonic()
@@ -198,7 +199,7 @@ def _ask_all_the_while(home: Path, latencies: list[float], stop: threading.Event
 
 
 def _pauses(home: Path, began: float, ended: float) -> dict[str, int]:
-    """The longest in that time: by the clock, and by the CPU of the loop's own thread."""
+    """The longest pause in that time: by the clock, and by CPU time of the loop's thread."""
     lines = [
         list(map(float, line.split())) for line in (home / "pauses").read_text().splitlines() if line.count(" ") == 2
     ]
@@ -221,7 +222,7 @@ def _rss_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-if __name__ == "__main__":  # so that another commit can be measured with this file
+if __name__ == "__main__":  # measures another commit with this file
     command = click.command()(lambda **options: print(measure(SimpleNamespace(**options))))
     for decorate in OPTIONS:
         command = decorate(command)

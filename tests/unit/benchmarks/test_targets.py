@@ -44,7 +44,7 @@ def test_the_exit_code_tells_whether_all_pass(
     assert (row["figure"], row["pass"]) == (2.5, False)
     monkeypatch.setitem(PARTS, "made up", lambda divide: [Figure("a", 1, 0.5, "s", "made up")])
     assert main(["targets", "--only", "made up"]) == 0
-    with pytest.raises(SystemExit, match="nothing is measured by 'x'"):
+    with pytest.raises(SystemExit, match="there is no kind of measurement 'x'"):
         main(["targets", "--only", "x"])
 
 
