@@ -190,11 +190,11 @@ def test_ten_thousand_jobs_in_a_graph_run_in_the_right_order() -> None:
 def _counted(life: Life) -> list[int]:
     """Counts how often a dependency is judged."""
     dependencies, counts = life.controller.dependencies, list[int]()
-    judge = dependencies._judge
+    judge = dependencies._set_status
 
     def counting(*args: Any, **named: Any) -> None:
         counts.append(1)
         judge(*args, **named)
 
-    dependencies._judge = counting  # type: ignore[method-assign]
+    dependencies._set_status = counting  # type: ignore[method-assign]
     return counts

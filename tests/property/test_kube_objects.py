@@ -89,7 +89,7 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
     loop = make_loop(api, harness, options)  # type: ignore[arg-type]
     loop.background_tasks = background_tasks_for(api, harness, options, loop)  # type: ignore[arg-type]
     informers = Informers(api, harness.pods, harness.cache, loop.wake, harness.refusals)  # type: ignore[arg-type]
-    harness.metrics.watches = informers
+    harness.metrics.informers = informers
     await asyncio.wait_for(informers.start(), 20)
     stopping = asyncio.Event()
     running = asyncio.create_task(loop.run(stopping))
@@ -116,7 +116,7 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
                 assert not dead, "a task has ended"
                 await asyncio.sleep(0.005)
         for attendant in loop.background_tasks:
-            if hasattr(attendant, "look"):
+            if hasattr(attendant, "check"):
                 attendant.check()
         harness.metrics.render()
         assert [one.path for one in informers.reflectors if one.faults] == []  # none had to begin anew

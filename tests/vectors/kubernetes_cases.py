@@ -174,7 +174,7 @@ def surroundings(case: Case, *, scoring: bool = False) -> PodContext:
     return PodContext(
         selector_sources=SelectorSources(services),
         spread=SpreadDefaults(rules, keyless="sys=true" in config),
-        counting=RequestOptions(frozenset(ignored), DEFAULT_REQUESTS if scoring else {}),
+        request_options=RequestOptions(frozenset(ignored), DEFAULT_REQUESTS if scoring else {}),
     )
 
 

@@ -56,7 +56,7 @@ def test_no_shell_reads_what_users_write(dockerd: Farm, tmp_path: Path):
                 said = (await desk.log(order.run.id)).decode()
                 assert said == f"{word}\n{word}\n{order.task.workdir}\n"
             for container in await asyncio.to_thread(dockerd().containers):
-                found = await asyncio.to_thread(dockerd().ask, "GET", f"/containers/{container['Id']}/json")
+                found = await asyncio.to_thread(dockerd().request, "GET", f"/containers/{container['Id']}/json")
                 assert found["HostConfig"]["Privileged"] is False
                 assert [mount["Source"] for mount in found["Mounts"]] == [str(shared)]
         finally:

@@ -64,7 +64,7 @@ async def until(true: Callable[[], object], what: str, seconds: float = 40.0) ->
 
 
 async def begun(api: Api) -> None:
-    await until(lambda: any(one._headed for one in api._pool._busy), "the watch has begun")
+    await until(lambda: any(one._has_head for one in api._pool._busy), "the watch has begun")
 
 
 def kubeconfig(plane: Plane, folder: Path, user: dict[str, Any], **cluster: Any) -> Access:

@@ -57,7 +57,7 @@ async def serve(home: Path, installation: str, system: dict[str, Any], short: di
     spec = a_job_spec(cpu="1", memory="16Mi", command=("/bin/sh", "-c", f'echo "$HODEI_RUN_ID" >>{home}/proof'))
     while line := await lines.readline():
         if line == b"ready?\n":
-            while not service.backend_manager.well()["hpc"]:  # noqa: ASYNC110
+            while not service.backend_manager.healthy()["hpc"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         else:
             await service.submit([spec] * int(line))

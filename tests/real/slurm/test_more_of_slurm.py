@@ -220,7 +220,7 @@ def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path,
             await service.submit([job])
             await until(lambda: service.controller.cluster.jobs[1].state == "running", 30)
             await service.submit([job])
-            await until(service.backend_manager.begins, 60)  # Slurm estimates when its backfill has gone round
+            await until(service.backend_manager.expected_starts, 60)  # Slurm estimates when its backfill has gone round
             answer = await service.why(2)
             assert answer.backend_queue is not None
             assert (answer.status, answer.backend_queue.backend) == ("placed", "hpc")

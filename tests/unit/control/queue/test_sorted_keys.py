@@ -98,7 +98,7 @@ def test_a_place_in_line_is_told_without_a_walk_over_all_who_wait(queue, argumen
         line.remove(gang.id)
     left = [gang for gang in gangs if gang.id in line.gangs]
     line.gangs = _NoWalk(line.gangs)
-    if hasattr(line, "_roster"):
+    if hasattr(line, "_pending_table"):
         line._pending_table._places = _NoWalk(line._pending_table._places)
         line._pending_table._gangs = line.gangs
     assert sorted(line.position(gang, View(now_ms)) for gang in left) == list(range(1, len(left) + 1))
