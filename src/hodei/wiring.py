@@ -19,7 +19,7 @@ from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, VirtualNode
 from hodei.backends.registry import KindBroken, common_of, make_backend, make_or_explain, node_defaults, settings_of
 from hodei.control.accounting.accounts import accounts_policy
-from hodei.control.admission.config import batch_of, make_steering, problems_of
+from hodei.control.admission.config import batch_of, build_router, find_problems
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
@@ -101,7 +101,7 @@ def make_controller(
         ),
         estimator=make_estimator(config.estimates, trusted),
         accounts=accounts_policy(config),
-        profile_router=make_steering(config, profiles, broken),
+        profile_router=build_router(config, profiles, broken),
         last_event=last_event,
         max_tries=batch_of(config.parallel_scheduling),
     )
@@ -254,7 +254,7 @@ def check_scheduling(config: SchedulingConfig) -> None:
         except InvalidInput as error:
             problems.append((f"scheduling.{path}", error.message))
     named = {*BASES, *config.profiles}
-    problems += [(f"scheduling.{path}", text) for path, text in problems_of(config, named)]
+    problems += [(f"scheduling.{path}", text) for path, text in find_problems(config, named)]
     if not problems:
         try:
             make_controller(config)

@@ -11,7 +11,7 @@ from builders import NOW_MS, a_job
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.explain import why as explain
-from hodei.control.explain.suggestions import SUGGESTIONS_SHOWN
+from hodei.control.explain.suggestions import MAX_SUGGESTIONS
 from hodei.engine.explain import round_readable
 from hodei.model.explanation import Explanation, Patch
 from hodei.model.facts import JobSubmitted, NodeJoined
@@ -53,7 +53,7 @@ def starts(cluster, specs, changed: JobSpec) -> bool:
 @given(scenes)
 def test_every_repair_makes_the_job_start_in_the_next_step(scene):
     for id, spec, said in waiting(a_controller(*scene)):
-        assert len(said.suggestions) <= SUGGESTIONS_SHOWN
+        assert len(said.suggestions) <= MAX_SUGGESTIONS
         for suggestion in said.suggestions:
             note(f"job {id}: {suggestion}")
             sent = msgspec.json.decode(msgspec.json.encode(suggestion.patch), type=Patch)

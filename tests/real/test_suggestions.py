@@ -38,7 +38,7 @@ def test_why_explains_one_node(installation: Installation) -> None:
     assert installation.hodei("why", str(job), "--node", "nowhere").code == 3
     done = installation.submit(cpu=1)
     node = node_of(installation, done)
-    assert f"{node} could take another like it now" in installation.ok("why", str(done), "--node", node).out
+    assert f"{node} could take another one like it now" in installation.ok("why", str(done), "--node", node).out
 
 
 def test_a_timeout_is_shown_in_seconds(installation: Installation) -> None:

@@ -1,4 +1,4 @@
-"""CONDUCTS: learns facts, keeps the world and the backlog, asks the engine for a plan, names the effects. No I/O.
+"""The controller: learns facts, keeps the state and the queues, runs the engine, returns effects. No I/O.
 
-Everything that changes a state is here; `controller.Controller.step` is the one way in.
+Everything that changes the state is here; `controller.Controller.step` is the only entry.
 """

@@ -1,8 +1,8 @@
-"""A second controller that stands where the first one stands and has nothing in common with it that could change.
+"""A clone of the controller: an independent copy in the same state.
 
-What never changes (values, plugins) is shared; what does is copied, object by object, whatever it is made of, so that a new
-part of the controller needs no word here. Left out are the engine's caches: they are made anew when they are asked for,
-and are exact. A pending job costs a few microseconds, so it is never done on the loop of a server (see `runtime.fork_worker`).
+Immutable objects (values, plugins) are shared; everything else is copied object by object, so that a new part of the
+controller needs no code here. The caches of the engine are left out: they are exact, and are rebuilt on demand. A pending
+job costs a few microseconds, so that a server never clones on its event loop (see `runtime.fork_worker`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from hodei.engine.preemption.search import Preemptions
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang
 
-# `count` only ever tells earlier from later: two that draw from one still see their own in order. Factors are worked out once
-# and stay; spans and claims are values, whose amounts are those of a job and never change.
+# A shared `count` stays in order for both users. Factors are computed once and never change, as are spans and claims.
 _VALUES: tuple[type, ...] = (
     int, float, complex, bool, str, bytes, NoneType, frozenset, range, slice, type, FunctionType, BuiltinFunctionType, itertools.count,
     Factors, Span, Claim,
@@ -37,10 +36,10 @@ _VALUES: tuple[type, ...] = (
 
 
 def clone_controller(controller: Controller) -> Controller:
-    """A copy that decides as the original would, and whose doings leave no mark on it. Plugins are shared, as they are
-    pure; those with a `reserve` may keep accounts and are copied."""
+    """A copy that decides like the original and does not affect it. Plugins are pure and shared; those with `reserve` may
+    keep state and are copied."""
     collecting = gc.isenabled()
-    gc.disable()  # thousands of new objects and not one of them garbage: looking for some takes longer than copying
+    gc.disable()  # collecting among thousands of new objects takes longer than copying
     try:
         return _Copier().copy(controller)  # type: ignore[no-any-return]
     finally:
@@ -72,7 +71,7 @@ class _Copier:
         return it if how is None else how(it)
 
     def _learn(self, kind: type) -> Callable[[Any], Any] | None:
-        """How to copy what was not met before; None to share it."""
+        """How to copy objects of a new type; None to share them."""
         how: Callable[[Any], Any] | None = self._object
         if issubclass(kind, msgspec.Struct):
             how = None if kind.__struct_config__.frozen else self._struct
@@ -121,7 +120,7 @@ class _Copier:
         return out
 
     def _tuple(self, it: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Itself, unless there is something in it that changes."""
+        """The tuple itself, if nothing in it is mutable."""
         shared, one = self._shared, self.copy
         out = [each if type(each) in shared else one(each) for each in it]
         if all(new is old for new, old in zip(out, it, strict=True)):
@@ -155,7 +154,7 @@ class _Copier:
         return out
 
     def _gang(self, it: Gang) -> Gang:
-        # The most frequent by far, and all of its fields are values.
+        # A short cut for the most frequent object: all of its fields are values.
         out: Gang = copy.copy(it)
         self._done[id(it)] = out
         if it.layout_plugins:

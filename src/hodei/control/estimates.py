@@ -1,8 +1,7 @@
-"""How long jobs run: by what their users say, or by how long such jobs ran before.
+"""Run time estimates: as stated by users, or learned from past runs.
 
-What is learned orders and forecasts; it never loosens a bound. Whoever said how long a job takes at most is taken at
-their word where others rely on it (see docs/adr on estimates). Only a job of which nobody said anything is bound by
-the longest that its like have taken.
+Learned estimates are for ordering and forecasts; they never extend a limit. Where other jobs rely on the end of a job, the
+stated limit counts (see docs/adr on estimates). Only a job without a stated limit gets the longest run time of similar jobs.
 """
 
 from __future__ import annotations
@@ -15,29 +14,29 @@ from hodei.model.errors import InvalidInput
 from hodei.model.estimate import Estimate, RuntimeSample, Source, name_pattern, request_shape
 from hodei.model.job import JobSpec
 
-# So many kinds of jobs are remembered; the one that was not seen for longest is forgotten first.
-_KINDS_KEPT = 100_000
-# Fewer runs than these tell nothing; of exactly the same work fewer are needed.
+# Kinds of jobs that are remembered; the least recently used one is dropped first.
+_MAX_KINDS = 100_000
+# Runs needed for an estimate, from the most to the least specific kind.
 _ENOUGH = (2, 3, 3, 3)
 
 
 class UserEstimates:
-    """What the user said: the estimate, else the timeout."""
+    """The estimate of the user, else the timeout."""
 
     learns = False
 
     def estimate(self, spec: JobSpec) -> Estimate:
-        said_ms = spec.estimate_ms or spec.timeout_ms
-        source: Source = "user" if spec.estimate_ms else "timeout" if said_ms else ""
-        return Estimate(said_ms, said_ms, source)
+        stated_ms = spec.estimate_ms or spec.timeout_ms
+        source: Source = "user" if spec.estimate_ms else "timeout" if stated_ms else ""
+        return Estimate(stated_ms, stated_ms, source)
 
     def learn(self, ran: RuntimeSample) -> None:
         pass
 
 
 class LearnedEstimates:
-    """A quantile of the last `window` run times of the most specific kind that has been seen often enough: the same
-    project, user, name and shape; the same but for the shape; the same but for the name; any work of that user there."""
+    """A quantile of the last `window` run times of the most specific kind with enough runs: same project, user, name and
+    shape; then without the shape; then with the shape but without the name; then any job of the user in the project."""
 
     learns = True
 
@@ -47,11 +46,11 @@ class LearnedEstimates:
         if not 2 <= window <= 1000:
             raise InvalidInput(f"a window of {window} runs", hint="a whole number from 2 to 1000")
         self._percent, self._window = percent, window
-        self._said = UserEstimates()
+        self._stated = UserEstimates()
         self._seen: dict[Hashable, deque[int]] = {}
 
     def estimate(self, spec: JobSpec) -> Estimate:
-        said = self._said.estimate(spec)
+        stated = self._stated.estimate(spec)
         for key, enough in zip(
             _kinds(spec.project, spec.user, name_pattern(spec), request_shape(spec)), _ENOUGH, strict=True
         ):
@@ -59,45 +58,45 @@ class LearnedEstimates:
             if seen is not None and len(seen) >= min(enough, self._window):
                 break
         else:
-            return said
+            return stated
         times = sorted(seen)
         guess_ms = times[-(-len(times) * self._percent // 100) - 1]
-        limit_ms = said.limit_ms or times[-1]
+        limit_ms = stated.limit_ms or times[-1]
         return Estimate(min(guess_ms, limit_ms), limit_ms, "learned", self._percent, len(times))
 
     def learn(self, ran: RuntimeSample) -> None:
         for key in _kinds(ran.project, ran.user, ran.name, ran.shape):
-            # Taken out and put back, so that the first in the dictionary is the one not seen for longest.
+            # Removed and inserted again, so that the first key is the least recently used one.
             seen = self._seen.pop(key, None)
             if seen is None:
                 seen = deque(maxlen=self._window)
             self._seen[key] = seen
             seen.append(ran.runtime_ms)
-        while len(self._seen) > _KINDS_KEPT:
+        while len(self._seen) > _MAX_KINDS:
             del self._seen[next(iter(self._seen))]
 
 
 class CorrectedEstimates:
-    """What the user said, less by as much as that user's last `window` runs were shorter than was said of them.
+    """The stated time, shortened by as much as the last `window` runs of the user were shorter than stated.
 
-    Reckoned in doublings, so that ten minutes for an hour weigh as much as an hour for six; what is said now counts as one
-    more run that keeps its word, so that little is made of little.
+    The mean is over binary logarithms, so that ten minutes of one hour weigh as much as one hour of six. The stated time
+    counts as one more run without a difference, so that few runs have little effect.
     """
 
     learns = True
 
     def __init__(self, window: int = 20) -> None:
         self._window = window
-        self._said = UserEstimates()
+        self._stated = UserEstimates()
         self._short: dict[str, deque[int]] = {}
 
     def estimate(self, spec: JobSpec) -> Estimate:
-        said, short = self._said.estimate(spec), self._short.get(spec.user)
-        if not said.limit_ms or not short:
-            return said
-        doublings = max(0, doublings_milli(said.limit_ms) - sum(short) // (len(short) + 1))
-        expected_ms = min(round(2 ** (doublings / 1000)) * 1000, said.limit_ms)
-        return Estimate(expected_ms, said.limit_ms, "corrected", runs=len(short))
+        stated, short = self._stated.estimate(spec), self._short.get(spec.user)
+        if not stated.limit_ms or not short:
+            return stated
+        doublings = max(0, doublings_milli(stated.limit_ms) - sum(short) // (len(short) + 1))
+        expected_ms = min(round(2 ** (doublings / 1000)) * 1000, stated.limit_ms)
+        return Estimate(expected_ms, stated.limit_ms, "corrected", runs=len(short))
 
     def learn(self, ran: RuntimeSample) -> None:
         if ran.stated_ms:

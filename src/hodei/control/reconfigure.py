@@ -1,8 +1,8 @@
-"""Other profiles and policies for a controller that is at work. Nothing is lost: what runs is not touched, those who wait
-stand in lines again in the order of the new ones, room that is being made for someone stays theirs.
+"""New profiles and policies for a running controller. Runs are not touched, pending jobs go into the new queues, and holds of
+preemptors stay.
 
-The new settings come as a controller that was made of them; its policies are taken, and it is thrown away. A part of the
-controller that has settings of its own says with `take_settings(other)` how it takes those of its counterpart.
+A new controller is built from the settings; the live one takes over its policies. A part with settings of its own has
+`take_settings(other)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
-    """Take the settings of `fact`; should they not be fit to be used, all stays as it is and the event says why."""
+    """Apply the settings of `fact`. If they are invalid, nothing changes and an event gives the reason."""
     if live.rebuild is None:
         return
     try:
@@ -33,9 +33,9 @@ def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
         return
     before = sorted(live.queues)
     adopt(live, fresh, now_ms)
-    gone = [name for name in before if name not in live.queues]
+    removed = [name for name in before if name not in live.queues]
     new = [name for name in live.queues if name not in before]
-    live.cluster.emit("config.changed", now_ms, number=fact.number, how=fact.how, new=new, gone=gone)
+    live.cluster.emit("config.changed", now_ms, number=fact.number, how=fact.how, new=new, gone=removed)
 
 
 def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
@@ -49,59 +49,58 @@ def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
             part.take_settings(getattr(fresh, name))
     live.queues.clear()
     live.queues.update({name: live.queue_for(profile) for name, profile in sorted(live.engine.profiles.items())})
-    for name, line in live.queues.items():
-        _keep_turns(old.get(name), line)
+    for name, queue in live.queues.items():
+        _keep_turns(old.get(name), queue)
     if any(map(needs_availability, live.queues.values())):
         live.cluster.track_availability()
     _keep_holds(live, now_ms)
-    for line in old.values():
-        live.displaced.update(line.gangs)
+    for queue in old.values():
+        live.displaced.update(queue.gangs)
 
 
 def requeue_displaced(live: Controller, now_ms: int) -> Generator[None, None, None]:
-    """Those who waited in the old lines go into the new ones, in parts; before anything is decided again."""
+    """Move pending gangs from the old queues to the new ones, in chunks, before the next decision."""
     gangs, live.displaced = live.displaced, {}
     for part in chunks(sorted(gangs)):
         for id in part:
-            live.cluster.availability.remove_start_reservation(id)  # the new lines make their own promises
+            live.cluster.availability.remove_start_reservation(id)  # the new queues make their own
             job = live.cluster.jobs.get(id)
-            if job is None or job.state != "pending" or _waits(live, job) is not None:
-                continue  # it was cancelled, held, or put into its line in the same moment
-            live._enqueue(job, now_ms)
-            again = _waits(live, job)
+            if job is None or job.state != "pending" or _queued(live, job) is not None:
+                continue  # it was cancelled, held or queued in the same step
+            live.cluster.enqueue(job, now_ms)
+            again = _queued(live, job)
             if again is not None:
                 again.attempts, again.last_attempt_ms = gangs[id].attempts, gangs[id].last_attempt_ms
         if len(gangs) > CHUNK_SIZE:
             yield
 
 
-def _waits(live: Controller, job: Job) -> Gang | None:
-    line = live.queues.get(job.spec.profile)
-    return None if line is None else line.gangs.get(job.id)
+def _queued(live: Controller, job: Job) -> Gang | None:
+    queue = live.queues.get(job.spec.profile)
+    return None if queue is None else queue.gangs.get(job.id)
 
 
 def _keep_turns(before: object, now: object) -> None:
-    """Tenants who take turns go on where they were, if the line is still of that kind."""
+    """Tenants keep their turns if the queue is still of the same kind."""
     if not isinstance(before, SchedulingQueue) or not isinstance(now, SchedulingQueue) or type(before) is not type(now):
         return
     if _kind_of(before) is _kind_of(now):
         now.copy_turns(before)
 
 
-def _kind_of(line: SchedulingQueue) -> type:
-    """Of its queue; a second order beside the first makes no other kind of it."""
-    return type(getattr(line.profile.queue, "primary", line.profile.queue))
+def _kind_of(queue: SchedulingQueue) -> type:
+    """The kind of its queue plugin; a tie-breaker does not change it."""
+    return type(getattr(queue.profile.queue, "primary", queue.profile.queue))
 
 
 def _keep_holds(live: Controller, now_ms: int) -> None:
-    """Gangs for which room is being made, and members that running gangs want back, are known to the new profiles by
-    other shapes. Whose profile is gone is held like all others of it."""
+    """Preemptors and gangs in repair get the shapes of the new profiles. Jobs of a removed profile are held."""
     for id, hold in sorted(live.preemption.holds.items()):
         if hold.gang.job.profile in live.engine.profiles or hold.gang.is_joining:
             live.engine.profile(hold.gang).admit(hold.gang)
         else:
             job = live.cluster.jobs[id]
             live.preemption.release(id)
-            live._enqueue(job, now_ms)
+            live.cluster.enqueue(job, now_ms)
     for repair in live.gangs.repairs.values():
         live.engine.profile(repair.gang).admit(repair.gang)

@@ -1,14 +1,14 @@
-"""The whole state of a controller as bytes, and a controller that goes on from there as the first one would have.
+"""Snapshots: the whole state of a controller as bytes, and a controller that continues from them.
 
-A decision log is kept in segments, and old ones are deleted: what is left can only be decided again if the state at its
-beginning is known. It is written object by object, so a new part of the controller needs no word here, as long as it is
-made of plain values, objects and methods (a function cannot be written: use a method). Values of jobs' variables are left
-out, no decision depends on them.
+A decision log is kept in segments and old ones are deleted, so that a replay needs the state at the start of a segment. The
+state is written object by object, so that a new part of the controller needs no code here, if it consists of plain values,
+objects and methods (a function cannot be written: use a method). Values of environment variables are left out, because no
+decision depends on them.
 
-The format is pickle, but bytes may come from others, so the reader is narrow. It knows only the operations that the writer
-uses. It makes objects of the classes of the rooms below (which do no input or output) and of the plugins in use, calls the
-few helpers of this file, and nothing else: no method, no function, no class of another module. It sets attributes only of
-objects that it made. Bytes are for the version that wrote them.
+The format is pickle, but the bytes may come from an untrusted source, so that the reader is restricted. It knows only the
+operations that the writer uses. It creates objects of the packages below (which do no I/O) and of the plugins in use, calls
+the helpers of this module, and nothing else: no method, no function, no class of another module. It sets attributes only of
+objects that it created. Bytes can be read only by the version that wrote them.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from hodei.model.errors import InvalidInput
 from hodei.model.facts import Fact
 from hodei.model.job import TaskSpec
 
-_ROOMS = ("hodei.control.", "hodei.engine.", "hodei.model.", "hodei.plugins.")
-_PLAIN: dict[tuple[str, str], Any] = {
+_PACKAGES = ("hodei.control.", "hodei.engine.", "hodei.model.", "hodei.plugins.")
+_BUILTINS: dict[tuple[str, str], Any] = {
     (kind.__module__, kind.__qualname__): kind
     for kind in (set, frozenset, slice, range, bytearray, complex, Counter, OrderedDict, defaultdict, deque)
 } | {("builtins", kind.__name__): kind for kind in (int, float, str, bool, list, dict, tuple)}
-# Those of them that are made by a call with arguments. The others have operations of their own in the format, or are only
-# named (as the factory of a defaultdict): a call could ask for any amount of memory.
-_CALLED = frozenset((slice, range, complex, Counter, OrderedDict, defaultdict, deque))
+# Builtins that are created by a call with arguments. The others have operations of their own, or are only named (as the
+# factory of a defaultdict): a call could request any amount of memory.
+_CALLABLE = frozenset((slice, range, complex, Counter, OrderedDict, defaultdict, deque))
 _LEVEL = 1
-# A state is some 5 to 20 times as large as its bytes. More than this is a trick to fill the memory.
-_MOST_TIMES = 200
-_LEAST_BOUND = 64 << 20
-# Objects hold each other some hundreds deep, each level being a few calls.
+# A state is 5 to 20 times as large as its bytes. A larger ratio is an attack on the memory.
+_MAX_RATIO = 200
+_MIN_LIMIT = 64 << 20
+# Objects are nested hundreds of levels deep, with a few calls per level.
 _DEPTH = 20_000
 
 
 def dump(controller: Controller) -> bytes:
-    """Costs some microseconds for each job that waits or runs: not for the loop of a server."""
+    """Costs microseconds per active job: not for the event loop of a server."""
     out = io.BytesIO()
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, _DEPTH))
     try:
         writer = _Writer(out, protocol=5)
         writer.rebuild = controller.rebuild
-        writer.strangers = frozenset(name for name in modules_of(controller) if not name.startswith(_ROOMS))
+        writer.plugin_modules = frozenset(name for name in modules_of(controller) if not name.startswith(_PACKAGES))
         writer.dump(controller)
     finally:
         sys.setrecursionlimit(limit)
@@ -69,20 +69,20 @@ def dump(controller: Controller) -> bytes:
 
 
 def load(state: bytes, plugin_modules: Collection[str] = ()) -> Controller:
-    """`plugin_modules`: where plugins come from that are not Hodei's own. InvalidInput if it is not of this version."""
+    """`plugin_modules`: modules of plugins that are not built in. InvalidInput for bytes of another version."""
     try:
-        controller = _Reader(io.BytesIO(_unpacked(state)), plugin_modules).load()
+        controller = _Reader(io.BytesIO(_decompress(state)), plugin_modules).load()
     except InvalidInput:
         raise
-    except Exception as error:  # bytes of another version fail in any way
+    except Exception as error:  # bytes of another version may fail in any way
         raise InvalidInput(f"a saved state cannot be read by this version: {error}") from error
     if not isinstance(controller, Controller):
-        raise InvalidInput("a saved state is not that of a scheduler")
+        raise InvalidInput("a saved state does not contain a controller")
     return controller
 
 
-def _unpacked(state: bytes) -> bytes:
-    bound = max(_MOST_TIMES * len(state), _LEAST_BOUND)
+def _decompress(state: bytes) -> bytes:
+    bound = max(_MAX_RATIO * len(state), _MIN_LIMIT)
     unpacker = zlib.decompressobj()
     out = unpacker.decompress(state, bound)
     if not unpacker.eof:
@@ -92,7 +92,7 @@ def _unpacked(state: bytes) -> bytes:
 
 
 def modules_of(controller: Controller) -> set[str]:
-    """Where the plugins of a controller come from."""
+    """The modules of the plugins of a controller."""
     found = set()
     for profile in controller.engine.profiles.values():
         for plugin in (
@@ -107,7 +107,7 @@ def modules_of(controller: Controller) -> set[str]:
 
 
 def _without_secrets(reduced: Any) -> Any:
-    """Options of others' plugins are anything, secrets too: their attributes whose names look secret are not told."""
+    """Options of external plugins may be secrets: attributes whose names look secret are masked."""
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
         return (*reduced[:2], _masked(reduced[2]), *reduced[3:])
     return reduced
@@ -128,8 +128,8 @@ def _gate(it: Gate) -> tuple[Any, ...]:
     return Gate, (it._engine, it._policy, it.unreached), {"routing": it.routing}
 
 
-# Caches are not written: they are made anew when they are asked for, and are exact.
-_AS_NEW: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+# Caches are not written: they are exact, and are rebuilt on demand.
+_WITHOUT_CACHES: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     Engine: lambda it: (Engine, (it.table, it.profiles)),
     Gate: _gate,
     Preemptions: lambda it: (Preemptions, (it._engine, it._victim_index)),
@@ -139,32 +139,32 @@ _AS_NEW: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 
 class _Writer(pickle.Pickler):
     rebuild: Any = None
-    strangers: frozenset[str] = frozenset()
+    plugin_modules: frozenset[str] = frozenset()
 
     def reducer_override(self, it: Any) -> Any:
         kind = type(it)
         if kind is TaskSpec:
             return (structs.replace(it, env=mask_env(it.env, "names")) if it.env else it).__reduce__()
-        if kind in _AS_NEW:
-            return _AS_NEW[kind](it)
+        if kind in _WITHOUT_CACHES:
+            return _WITHOUT_CACHES[kind](it)
         if kind is np.ndarray:
             return _array, (it.dtype.str, it.shape, it.tobytes())
         if kind is MethodType:
             return _method, (it.__self__, it.__func__.__name__)
         if kind is itertools.count:
             return _count, (int(repr(it)[len("count(") : -1]),)
-        if kind.__module__ in self.strangers:
+        if kind.__module__ in self.plugin_modules:
             return _without_secrets(it.__reduce_ex__(5))
         if isinstance(it, Fact):
-            return _by_names, (kind, structs.asdict(it))  # as it has fields that are only ever named
+            return _by_names, (kind, structs.asdict(it))  # because it has keyword-only fields
         if it is self.rebuild:
-            return _nothing, ()  # whoever loads it knows how to make another
+            return _nothing, ()  # the reader sets its own
         if kind is FunctionType and it not in _HELPERS:
             raise pickle.PicklingError(f"{it.__module__}.{it.__qualname__} is not a method, so it cannot be written")
         return NotImplemented
 
 
-# The operations that the writer uses, without those that name things in other ways or reach outside.
+# The operations that the writer uses, without other ways to name things.
 _OPERATIONS = (
     pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.NONE, pickle.NEWTRUE,
     pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4, pickle.BINFLOAT,
@@ -177,7 +177,7 @@ _OPERATIONS = (
 
 
 class _Reader(pickle._Unpickler):
-    """The one written in Python, not the fast one: only here can be said what may be called."""
+    """Based on the Python implementation of the unpickler: only there calls can be restricted."""
 
     dispatch: ClassVar[dict[int, Any]] = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPERATIONS}
     stack: list[Any]
@@ -186,20 +186,20 @@ class _Reader(pickle._Unpickler):
     def __init__(self, file: io.BytesIO, plugin_modules: Collection[str]) -> None:
         super().__init__(file)
         self._modules = frozenset(plugin_modules)
-        # What may be made: classes that were named and found to be parts of a scheduler.
+        # Classes that may be instantiated.
         self._classes: set[Any] = set()
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name in _BY_NAME:
             return _BY_NAME[name]
-        if (module, name) in _PLAIN:
-            return _PLAIN[module, name]
-        if module != __name__ and (module.startswith(_ROOMS) or module in self._modules):
-            found = vars(_module(module)).get(name)  # no dots: nothing is reached through something else
+        if (module, name) in _BUILTINS:
+            return _BUILTINS[module, name]
+        if module != __name__ and (module.startswith(_PACKAGES) or module in self._modules):
+            found = vars(_module(module)).get(name)  # no dots: no access through other objects
             if isinstance(found, type) and found.__module__ == module:
                 self._classes.add(found)
                 return found
-        raise InvalidInput(f"a saved state names {module}.{name}, which is no part of a scheduler")
+        raise InvalidInput(f"a saved state names {module}.{name}, which is not part of a controller")
 
     def _reduce(self) -> None:
         args = self.stack.pop()
@@ -209,7 +209,7 @@ class _Reader(pickle._Unpickler):
         elif type(made) is FunctionType:
             allowed = made in _HELPERS
         else:
-            allowed = isinstance(made, type) and (made in self._classes or made in _CALLED)
+            allowed = isinstance(made, type) and (made in self._classes or made in _CALLABLE)
         if not allowed or type(args) is not tuple:
             raise InvalidInput(f"a saved state calls {_shown(made)}")
         self.stack[-1] = made(*args)
@@ -244,7 +244,7 @@ class _Reader(pickle._Unpickler):
                 put(sys.intern(name), value)
 
     def _put(self, kinds: tuple[type, ...], place: int | None, act: Callable[[Any], None]) -> None:
-        """An operation that fills what is on the stack, or what was there before the mark."""
+        """An operation that fills an object on the stack, or the one before the mark."""
         it = self.stack[place] if place is not None else self.metastack[-1][-1]
         if not isinstance(it, kinds):
             raise InvalidInput(f"a saved state fills {_shown(it)}")
@@ -285,7 +285,7 @@ def _method(owner: Any, name: str) -> MethodType:
     for base in () if name.startswith("__") else type(owner).__mro__:
         if isinstance(found := vars(base).get(name), FunctionType):
             return MethodType(found, owner)
-    raise InvalidInput(f"a saved state names a method {name} that {type(owner).__name__} has not")
+    raise InvalidInput(f"a saved state names a method {name} that {type(owner).__name__} does not have")
 
 
 def _count(start: int) -> itertools.count[int]:

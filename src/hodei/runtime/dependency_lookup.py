@@ -19,7 +19,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from hodei.control.admission.dependency_names import Found, Name, asked, depends, resolved
+from hodei.control.admission.dependency_names import (
+    Name,
+    ResolvedReferences,
+    has_dependencies,
+    references,
+    resolve_names,
+)
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.runs import clamp_job_times, clamp_run_times
 from hodei.model.array import ArrayElement
@@ -33,7 +39,7 @@ from hodei.ports import JobQuery, Store
 
 log = logging.getLogger("hodei.data_watch")
 _PAGE = 1000
-# ConfigOrigin many names of the project's latest jobs are searched for a likely spelling.
+# This many names of the project's latest jobs are searched for a likely spelling.
 _RECENT_JOBS = 200
 
 
@@ -47,11 +53,11 @@ def read_jobs(store: Store, ids: Iterable[JobId]) -> Iterator[Job]:
 class ResolvedDependencies(Struct, frozen=True):
     """The result of a lookup. It holds as long as the event loop does not run in between."""
 
-    found: Found = Found()
+    found: ResolvedReferences = ResolvedReferences()
     statuses: dict[JobId, DependencyStatus] = {}
 
     def resolve(self, specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
-        return resolved(specs, first, self.found) if depends(specs) else specs
+        return resolve_names(specs, first, self.found) if has_dependencies(specs) else specs
 
     def of(self, spec: JobSpec) -> tuple[DependencyStatus, ...]:
         if not spec.after.of:
@@ -71,9 +77,9 @@ class DependencyLookup:
 
     async def look_up(self, specs: Sequence[JobSpec]) -> ResolvedDependencies:
         """InvalidInput for data that may not be waited for; `resolve` refuses everything else that is wrong."""
-        if not depends(specs):
+        if not has_dependencies(specs):
             return _NO_DEPENDENCIES
-        wanted = asked(specs)
+        wanted = references(specs)
         try:
             self.allowed.check(sorted(wanted.data))
         except InvalidInput as error:
@@ -110,7 +116,7 @@ class DependencyLookup:
             )
             ids = set[JobId]().union(*newest.values(), *elements.values())
             names, statuses = self._statuses(ids, on_checkpoint, by_number)
-            return ResolvedDependencies(Found(newest, names, similar, arrays), statuses)
+            return ResolvedDependencies(ResolvedReferences(newest, names, similar, arrays), statuses)
 
         return await self._read(query)  # type: ignore[no-any-return]
 

@@ -124,7 +124,7 @@ class ForecastTask:
             return False
         now_ms, starts = self._clock.now_ms(), self.expected_starts()
         found = await self._forecast_worker.run(
-            lambda: self._forecasts.foresee(
+            lambda: self._forecasts.predict(
                 self._controller,
                 now_ms,
                 partial(_seeded, now_ms),
@@ -178,9 +178,9 @@ class ForecastTask:
             if policy is not None and make is None:
                 raise InvalidInput("this server cannot simulate another policy")
             under = make(policy) if policy is not None and make is not None else None
-            now_ms, unsaid_ms = self._clock.now_ms(), self._forecasts.run_times.usual_ms()
+            now_ms, default_ms = self._clock.now_ms(), self._forecasts.run_times.usual_ms()
             go_on = _until_timeout(_WHAT_IF_S)
-            return what_if(self._controller, question, now_ms, under=under, unsaid_ms=unsaid_ms, go_on=go_on)
+            return what_if(self._controller, question, now_ms, under=under, default_ms=default_ms, go_on=go_on)
 
         key = (msgspec.msgpack.encode((structs.replace(question, first=0), policy)), id(make))
         return await self.query_worker.run(answer, key)

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from hodei.control.controller import Controller
 from hodei.control.explain import why as explain
-from hodei.control.explain.suggestions import on_node
+from hodei.control.explain.suggestions import explain_on_node
 from hodei.control.explain.whatif import Question
 from hodei.control.explain.why import holds_on, priority_breakdown
 from hodei.control.reservations.reservations import choose_nodes, late_runs
@@ -467,15 +467,15 @@ class Service:
         elif known is not None:
             found = explain.why(self.controller, job, self.clock.now_ms())
             if found is not None and known.state == "scheduled" and (backends := self._backends_in_doubt(job)):
-                found = explain.in_doubt(found, backends)
+                found = explain.explain_start_in_doubt(found, backends)
         if known is None or found is None:
             known = await self.job(job)
             runs = await self.read(self.store.runs, job)
-            found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
+            found = explain.explain_placement(known, runs, self.clock.now_ms(), self.controller.beat_ms)
         found = self.backend_manager.with_backend_queue(job, structs.replace(found, forecast=self.forecast(known)))
         if damage := self.damaged_records.escalation_steps(job):
             found = structs.replace(found, escalation_steps=(*found.escalation_steps, *damage))
-        return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
+        return explain_on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
 
     def _backends_in_doubt(self, job: JobId) -> list[str]:
         """The backends that have not confirmed the start of the job's runs for a while."""

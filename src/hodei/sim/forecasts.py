@@ -145,7 +145,7 @@ class ForecastSimulation(Simulation):
     def _forecast(self, at_ms: int) -> None:
         pending = sum(self._controller.pending().values())
         if pending:
-            found = self.forecasts.foresee(
+            found = self.forecasts.predict(
                 clone_controller(self._controller),
                 at_ms,
                 lambda number: random.Random(at_ms * 1000 + number),

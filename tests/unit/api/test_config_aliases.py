@@ -211,5 +211,5 @@ def test_parallel_scheduling_is_how_many_jobs_are_placed_in_one_step(value: str,
 
 @pytest.mark.parametrize("value", [0, -3, 1_000_000])
 def test_an_invalid_number_of_parallel_jobs_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidInput, match="means nothing"):
+    with pytest.raises(InvalidInput, match="is out of range"):
         make_controller(read(f"scheduler: {{parallel_scheduling: {value}}}\n").scheduling)

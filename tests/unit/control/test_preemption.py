@@ -238,7 +238,7 @@ def test_a_plan_says_whose_place_would_be_taken_and_takes_none():
     harness = _full(1)
     (said,) = plan(harness.controller, [a_job_spec(cpu="1", priority="high")], harness.now_ms)
     assert said.code == "WOULD_PREEMPT"
-    assert "would take the place of job 1" in said.summary
+    assert "would preempt job 1" in said.summary
     assert harness.learn().plan.empty
 
 

@@ -154,7 +154,7 @@ def test_why_says_that_it_starts_at_whatever_comes_first():
     harness = filled(1)
     harness.submit(9, cpu="1", priority="high")
     said = why(harness.controller, 9, harness.now_ms)
-    assert said.next_trigger == "when 1.0.1 has stopped, or other room appears"
+    assert said.next_trigger == "when 1.0.1 has stopped, or other capacity is freed"
 
 
 def test_of_many_preemptors_of_one_kind_each_finds_what_has_become_free_on_its_own_node():

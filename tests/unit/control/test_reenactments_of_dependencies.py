@@ -3,7 +3,7 @@ elsewhere and what is promised. Backends are played by the test."""
 
 from __future__ import annotations
 
-from hodei.control.explain.why import landed
+from hodei.control.explain.why import explain_placement
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.facts import JobCancelled, JobRequeued, NodeLost
 from unit.control.harness import a_harness
@@ -24,7 +24,7 @@ def test_a_dependency_that_can_never_be_met_ends_the_job_at_once_and_says_why():
     assert harness.reason(2) == ("DEPENDENCY_NEVER_MET", "it waited for job 1 (job-1) to succeed, but that failed")
     assert harness.reason(3) == ("DEPENDENCY_NEVER_MET", "it waited for job 2 (job-2) to succeed, but that failed")
     assert harness.started() == ["4.0.1"]
-    answer = landed(harness.jobs[2], [], harness.now_ms)
+    answer = explain_placement(harness.jobs[2], [], harness.now_ms)
     assert (answer.status, answer.code) == ("ended", "DEPENDENCY_NEVER_MET")
     assert "job 1 (job-1)" in answer.summary
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builders import a_node
-from hodei.control.explain.why import in_doubt, why
+from hodei.control.explain.why import explain_start_in_doubt, why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.resources import format_time
 from hodei.plugins.registry import build_profile
@@ -34,7 +34,7 @@ def test_victims_that_are_protected_for_a_while_are_named_with_the_moment():
     said = _why(harness, 2)
     assert said.code == "VICTIMS_PROTECTED"
     until = f"victims are protected until {format_time(started + 60_000)} (min_runtime)"
-    assert said.summary.startswith(f"it could take the place of job 1 (low), but {until}")
+    assert said.summary.startswith(f"it could preempt job 1 (low), but {until}")
     assert said.next_attempt_ms == started + 60_000
     harness.later(60_000)
     assert _why(harness, 2).code == "PREEMPTING"
@@ -46,7 +46,7 @@ def test_a_victim_that_was_sent_away_too_often_is_protected_for_good():
     harness.submit(2, cpu="4", priority=1000)
     said = _why(harness, 2)
     assert said.code == "VICTIMS_PROTECTED"
-    assert "protected for good (max_per_job)" in said.summary
+    assert "protected permanently (max_per_job)" in said.summary
 
 
 def test_a_budget_that_is_used_up_is_told():
@@ -106,9 +106,11 @@ def test_a_job_that_spilled_says_so():
 def test_a_start_in_doubt_is_told_as_that():
     harness = a_harness(4)
     harness.submit(1)
-    said = in_doubt(_why(harness), ["slurm1"])
+    said = explain_start_in_doubt(_why(harness), ["slurm1"])
     assert said.code == "START_IN_DOUBT"
-    assert said.summary.startswith("placed on n1; whether it has started is not known: backend slurm1 has not answered")
+    assert said.summary.startswith(
+        "placed on n1; it is not known whether it has started: backend slurm1 has not answered"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- timeouts

@@ -114,7 +114,7 @@ def test_the_place_in_line_counts_the_second_order_and_says_so() -> None:
     found = priority_breakdown(harness.controller, 3, harness.now_ms)
     assert found is not None
     assert found.position == 1
-    assert found.terms[-1].text == "shortest, among those of equal priority"
+    assert found.terms[-1].text == "shortest, among jobs of equal priority"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_state_names_no_code_but_that_of_a_scheduler():
                 module, _, name = call.partition(":") if isinstance(call, str) else ("", "", "")
                 return (getattr(importlib.import_module(module), name) if module else call), ("x",)
 
-        with pytest.raises(InvalidInput, match="no part of a scheduler"):
+        with pytest.raises(InvalidInput, match="not part of a controller"):
             load(zlib.compress(pickle.dumps(Evil())))
     with pytest.raises(InvalidInput, match="cannot be read"):
         load(b"nonsense")

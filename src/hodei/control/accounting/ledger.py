@@ -1,18 +1,18 @@
-"""Who used how much, over time: the books behind fair share and budgets.
+"""The usage ledger behind fair share and budgets.
 
-Use is an amount times the time it was held (base units of `model.resources` times milliseconds), kept as exact integers per
-account path, resource and bucket of time. Everything is a sum of integers, so facts may come late and in any order and give
-the same number, and what the users of a project used is what the project used.
+Usage is an amount times the time it was held (base units of `model.resources` times milliseconds), in exact integers per
+account path, resource and time bucket. All values are sums of integers, so that late and unordered facts give the same
+result, and the usage of a project is exactly that of its users.
 
-Reading forgets, the books do not: with a half-life a bucket's use counts half as much each half-life, by how many buckets
-ago it was (all that happened in one bucket counts alike: at most 2^(bucket / half-life), 0.4 % for an hour in a week);
-what is 32 half-lives old no longer counts. With a window the last so many buckets count in full and others not at all.
+Decay applies on reading: with a half-life a bucket counts half as much each half-life (everything within one bucket counts
+alike: an error of at most 2^(bucket / half-life), 0.4 % for an hour in a week); after 32 half-lives it does not count.
+With a window the last buckets count in full, and others not at all.
 
-So that memory is bounded, buckets older than two half-lives (or the window) are folded together (hours into days), and a
-folded one counts as if all had happened in its middle. That moves what an hour counts by at most 2^(half a day /
-half-life), 5 % of the quarter or less that is left of it; sums without decay stay exact. After `keep_ms` they go.
+To bound memory, buckets older than two half-lives (or the window) are folded (hours into days); a folded one counts as if
+everything had happened in its middle. This changes the weight of an hour by at most 2^(half a day / half-life), 5 % of the
+quarter or less that is left of it; sums without decay stay exact. After `keep_ms` buckets are dropped.
 
-Nobody's clock is read here: times are arguments, and no time lies in the future of the `now_ms` one reads with.
+No clock is read here: times are arguments, and none lies after the `now_ms` of a reading.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from hodei.model.errors import InvalidInput
 from hodei.model.ids import RunId
 from hodei.model.resources import Resources
 
-# ----------------------------------------------------------------------------------------- ledger rows
-# What the ledger is made of: open runs, what is kept of ended ones, lines that are read, how much a bucket counts.
-
-
 Path = tuple[str, ...]
 
 # Bits of the factor of a bucket: relative error below 2^-40.
 FACTOR_BITS = 40
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+WEEK_MS = 7 * DAY_MS
+# Usage older than this many half-lives would count less than a four-billionth: it counts nothing.
+_HALF_LIVES = 32
+# Half-lives before buckets are folded.
+_FINE = 2
 
 
 class OpenRun(Struct):
-    """A run that is charged as time goes by."""
+    """A run that is still charged."""
 
     path: Path
     amounts: Resources
@@ -48,18 +51,18 @@ class OpenRun(Struct):
 
 
 class Kept(Struct):
-    """What one account itself used of one resource and is over, by bucket; those before `folded` are folded."""
+    """The usage of one resource by ended runs of one account itself, by bucket; those before `folded` are folded."""
 
     amounts: dict[int, int]
     folded: int
 
 
 class Line:
-    """The use of one resource by one account and all below it.
+    """The usage of one resource by one account and all below it.
 
-    What is open at the moment is not walked run by run: `rate` is how much is held in all, `settled` the bucket up to whose
-    start this is in `amounts`, and `offset` what the rate claims too much in that bucket (runs that began amid it).
-    `eras` are the same amounts times the factor of their bucket, by half-life.
+    Open runs are not counted one by one: `rate` is the amount held in all, `settled` the bucket up to whose start it is in
+    `amounts`, and `offset` what the rate overstates in that bucket (runs that started within it). `eras`: the same amounts
+    times the factor of their bucket, by half-life.
     """
 
     __slots__ = ("amounts", "eras", "folded", "offset", "rate", "settled")
@@ -72,8 +75,8 @@ class Line:
 
 
 class Factors(dict[int, int]):
-    """2^(place / half-life) by the place of a bucket in its half-life, times 2^FACTOR_BITS. In decimals, because a float's power
-    may differ from machine to machine."""
+    """2^(place / half-life) by the place of a bucket in its half-life, times 2^FACTOR_BITS. Computed with decimals, because
+    powers of floats differ between machines."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -86,25 +89,14 @@ class Factors(dict[int, int]):
         return factor
 
 
-# ----------------------------------------------------------------------------------------------------
-
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
-WEEK_MS = 7 * DAY_MS
-# What was used before so many half-lives would count less than a four-billionth: it counts nothing.
-_HALF_LIVES = 32
-# Half-lives before buckets are folded.
-_FINE = 2
-
-
 class Ledger:
-    """Charged with what runs used; read by path, where `()` is everybody and each prefix of a path has the sum below it."""
+    """Charged with the usage of runs; read by path: a prefix has the sum of all below it, `()` the total."""
 
     def __init__(
         self, *, half_life_ms: int = WEEK_MS, window_ms: int = 0, bucket_ms: int = HOUR_MS, folds: int = 24,
         keep_ms: int = 400 * DAY_MS,
     ) -> None:  # fmt: skip
-        """`window_ms` chooses a rolling window instead of the half-life; `folds` buckets are folded into one."""
+        """`window_ms`: a rolling window instead of the half-life. `folds`: the number of buckets folded into one."""
         span_ms = window_ms or half_life_ms
         if bucket_ms < 1 or folds < 1 or span_ms < bucket_ms or span_ms % bucket_ms:
             raise InvalidInput(
@@ -115,25 +107,25 @@ class Ledger:
         self._places = 0 if window_ms else half_life_ms // bucket_ms
         self._factors = Factors(max(1, self._places))
         self._fine = self._window + 1 if self._window else _FINE * self._places
-        # As long as it counts it is kept, so that what was restored reads as what was saved.
+        # Kept as long as it counts, so that a restored ledger reads the same.
         self._keep = max(keep_ms // bucket_ms, self._fine, (_HALF_LIVES + 1) * self._places) + folds
-        # Buckets before this one are folded, or will be before they are looked at.
+        # Buckets before this one are folded, or will be before they are read; earlier still, they are dropped.
         self._boundary = 0
-        self._forgotten = 0
+        self._dropped = 0
         self._lines: dict[Path, dict[str, Line]] = {}
-        # For each path the resource maps of its prefixes and itself, so that a charge builds no paths.
+        # For each path the resource maps of its prefixes and itself, so that a charge does not build paths.
         self._chains: dict[Path, tuple[dict[str, Line], ...]] = {}
-        # What each path itself used and is over; open runs are not in it, for they are told again after a restart.
+        # The usage of each path itself by ended runs; open runs are opened again after a restart.
         self._kept: dict[Path, dict[str, Kept]] = {}
         self._dirty: set[tuple[Path, str, int]] = set()
         self._open: dict[RunId, OpenRun] = {}
         self._ended_early: dict[RunId, int] = {}
         self._to_fold: list[Path] = []
 
-    # Writing
+    # --------------------------------------------------------------------------------------------- writing
 
     def charge(self, path: Path, amounts: Resources, from_ms: int, to_ms: int) -> None:
-        """`path` held `amounts` from `from_ms` to `to_ms`; nothing if that is no time at all."""
+        """`path` held `amounts` from `from_ms` to `to_ms`."""
         pieces, amounts = self._pieces(from_ms, to_ms), _without_zeros(amounts)
         if not pieces:
             return
@@ -145,7 +137,7 @@ class Ledger:
         self._keep_rows(path, amounts, pieces)
 
     def opened(self, run_id: RunId, path: Path, amounts: Resources, at_ms: int) -> None:
-        """`path` holds `amounts` from now on. Told twice it changes nothing; its end may have been told before."""
+        """`path` holds `amounts` from `at_ms` on. Idempotent; its end may have been reported before."""
         if run_id in self._open:
             return
         ended_ms = self._ended_early.pop(run_id, None)
@@ -156,7 +148,7 @@ class Ledger:
         self._step(path, run.amounts, at_ms, 1)
 
     def closed(self, run_id: RunId, at_ms: int) -> None:
-        """The run has ended. An end of a run that was never opened is remembered until its beginning is told."""
+        """The run has ended. The end of an unknown run is remembered until its start is reported."""
         run = self._open.pop(run_id, None)
         if run is None:
             self._ended_early.setdefault(run_id, at_ms)
@@ -165,14 +157,11 @@ class Ledger:
         self._step(run.path, run.amounts, at_ms, -1)
         self._keep_rows(run.path, run.amounts, self._pieces(run.at_ms, at_ms))
 
-    # Reading
+    # --------------------------------------------------------------------------------------------- reading
 
     def usage(self, prefix: Path, now_ms: int) -> Resources:
-        """What `prefix` and all below it used, decayed (or within the window), runs that are still open included.
-
-        A resource of which nothing was used is not in it. Rounded down to one base unit times a millisecond; `exact_usage`
-        has the fraction.
-        """
+        """The decayed usage of `prefix` and all below it, open runs included. Resources without usage are left out. Rounded
+        down to one base unit times a millisecond; `exact_usage` has the fraction."""
         return {name: part // whole for name, part, whole in self._readings(prefix, now_ms) if part >= whole}
 
     def exact_usage(self, prefix: Path, now_ms: int) -> dict[str, Fraction]:
@@ -180,7 +169,7 @@ class Ledger:
         return {name: Fraction(part, whole) for name, part, whole in self._readings(prefix, now_ms) if part > 0}
 
     def usage_of(self, resource: str, now_ms: int, depth: int) -> dict[Path, int]:
-        """The decayed use of one resource by every account at that depth (1 organisations, 2 projects, ...), by path."""
+        """The decayed usage of one resource by every account at that depth (1 organisations, 2 projects, ...), by path."""
         now = now_ms // self._bucket
         found: dict[Path, int] = {}
         for path in sorted(path for path in self._lines if len(path) == depth):
@@ -192,7 +181,7 @@ class Ledger:
         return found
 
     def used_since(self, prefix: Path, since_ms: int, now_ms: int) -> Resources:
-        """Everything used from the bucket of `since_ms` on (its whole day, where hours are folded), nothing decayed."""
+        """The usage from the bucket of `since_ms` on (its whole day, if hours are folded), without decay."""
         now, since = now_ms // self._bucket, since_ms // self._bucket
         lines = self._lines.get(prefix, {})
         found: Resources = {}
@@ -205,10 +194,10 @@ class Ledger:
                 found[name] = used
         return found
 
-    # Keeping
+    # ------------------------------------------------------------------------------------------ persistence
 
     def rows(self) -> list[UsageRow]:
-        """All that is over, ordered. Open runs are not in it: after `restore` they are opened again as they began."""
+        """The usage of ended runs, sorted. Open runs are opened again after `restore`."""
         return [
             self._row(path, resource, bucket * self._bucket)
             for path, resource in sorted((path, name) for path, kept in self._kept.items() for name in kept)
@@ -216,7 +205,7 @@ class Ledger:
         ]
 
     def take_dirty(self) -> list[UsageRow]:
-        """The rows that changed since last taken, each with its amount as it is now; 0 means that the row is gone."""
+        """The rows that changed since the last call, with their present amounts; 0: the row is deleted."""
         for path, resource in {(path, resource) for path, resource, _ in self._dirty}:
             self._kept_of(path, resource)
         taken = [self._row(*key) for key in sorted(self._dirty)]
@@ -224,8 +213,8 @@ class Ledger:
         return taken
 
     def restore(self, rows: Iterable[UsageRow]) -> None:
-        """Takes back what `rows` or `take_dirty` gave, into an empty ledger. Rows of other widths (the buckets were changed)
-        go whole where their middle lies, and are dirty so that a store forgets how they were."""
+        """Load what `rows` or `take_dirty` returned, into an empty ledger. Rows of other widths (after a change of buckets)
+        go to the bucket of their middle, and are dirty, so that the store replaces them."""
         given, folded_ms = list(rows), self._bucket * self._folds
         if self._folds > 1:
             folded = [row.start_ms for row in given if row.width_ms == folded_ms and row.start_ms % folded_ms == 0]
@@ -242,16 +231,15 @@ class Ledger:
                 self._dirty |= {(row.path, row.resource, row.start_ms), (row.path, row.resource, new.start_ms)}
 
     def fold(self, now_ms: int, at_most: int = 100) -> bool:
-        """Folds what has become old and drops what nobody may ask for; to be called now and then.
+        """Fold old buckets and drop those beyond `keep_ms`; called from time to time.
 
-        Does so many accounts at a time and says whether there is more to do. What is read in between is as if all were
-        done. Each call makes rows dirty: take them in between.
-        """
+        Handles `at_most` accounts per call and returns whether there are more; readings in between are the same. Each call
+        makes rows dirty: take them in between."""
         now = now_ms // self._bucket
         boundary = (now - self._fine) // self._folds * self._folds
         if boundary > self._boundary:
             self._boundary = boundary
-            self._forgotten = max(self._forgotten, (now - self._keep) // self._folds * self._folds)
+            self._dropped = max(self._dropped, (now - self._keep) // self._folds * self._folds)
             self._to_fold = list(self._lines)
             self._ended_early = {
                 run: at_ms for run, at_ms in self._ended_early.items() if at_ms >= boundary * self._bucket
@@ -267,7 +255,7 @@ class Ledger:
         del self._to_fold[-at_most:]
         return bool(self._to_fold)
 
-    # Within
+    # -------------------------------------------------------------------------------------------- internal
 
     def _chain(self, path: Path) -> tuple[dict[str, Line], ...]:
         chain = self._chains.get(path)
@@ -296,13 +284,13 @@ class Ledger:
         return [(first, (first + 1) * width - from_ms), *between, (last, to_ms - last * width)]
 
     def _place(self, bucket: int) -> int:
-        """Where the use of a bucket is kept: where it was, or under the first of those it is folded with."""
+        """The bucket that holds its usage: itself, or the first of those that it is folded with."""
         return bucket - bucket % self._folds if bucket < self._boundary else bucket
 
     def _add(self, line: Line, bucket: int, amount: int) -> None:
-        """To a line that is folded up to the boundary."""
+        """Add usage to a line that is folded up to the boundary."""
         if bucket < self._boundary:
-            if bucket < self._forgotten:
+            if bucket < self._dropped:
                 return
             bucket -= bucket % self._folds
             line.amounts[bucket] = line.amounts.get(bucket, 0) + amount
@@ -317,7 +305,7 @@ class Ledger:
             line.eras[era] = line.eras.get(era, 0) + amount * self._factors[place]
 
     def _step(self, path: Path, amounts: Resources, at_ms: int, sign: int) -> None:
-        """From `at_ms` on so much more (or less) is held. A run is two steps; all else follows because steps add up."""
+        """From `at_ms` on so much more (or less) is held. A run is two steps."""
         width = self._bucket
         bucket, into_ms = divmod(at_ms, width)
         for lines in self._chain(path):
@@ -333,7 +321,7 @@ class Ledger:
                 line.rate += amount
 
     def _settle(self, line: Line, bucket: int) -> None:
-        """Books what is open up to the start of `bucket`; never goes back."""
+        """Add the usage of open runs up to the start of `bucket`; never goes back."""
         if bucket <= line.settled:
             return
         whole = line.rate * self._bucket
@@ -351,7 +339,7 @@ class Ledger:
         return line
 
     def _pending(self, line: Line, now_ms: int) -> int:
-        """What is open used since the line was settled."""
+        """The usage of open runs since the line was settled."""
         return line.rate * (now_ms - line.settled * self._bucket) - line.offset
 
     def _readings(self, prefix: Path, now_ms: int) -> Iterator[tuple[str, int, int]]:
@@ -361,7 +349,7 @@ class Ledger:
             yield name, *self._read(self._fresh(lines[name], now), now, now_ms)
 
     def _read(self, line: Line, now: int, now_ms: int) -> tuple[int, int]:
-        """The decayed use as a fraction."""
+        """The decayed usage as a fraction."""
         pending = self._pending(line, now_ms)
         if self._window:
             counted = range(now - self._window + 1, max(now, line.settled) + 1)
@@ -376,15 +364,15 @@ class Ledger:
 
     def _fold_line(self, line: Line) -> None:
         old = [bucket for bucket in line.amounts if line.folded <= bucket < self._boundary]
-        # All are taken out before any is put back, for they go under the name of one of them.
+        # All are removed before any is added, because they are added to the bucket of one of them.
         taken = [(bucket, line.amounts.pop(bucket)) for bucket in old]
         for bucket, amount in taken:
             self._weigh(line, bucket, -amount)
             self._add(line, bucket, amount)
-        for bucket in [bucket for bucket in line.amounts if bucket < self._forgotten]:
+        for bucket in [bucket for bucket in line.amounts if bucket < self._dropped]:
             del line.amounts[bucket]
         if self._places:
-            oldest = self._forgotten // self._places
+            oldest = self._dropped // self._places
             for era in [era for era in line.eras if era < oldest]:
                 del line.eras[era]
         line.folded = self._boundary
@@ -394,12 +382,12 @@ class Ledger:
             kept = self._kept_of(path, resource).amounts
             for bucket, ms in pieces:
                 place = self._place(bucket)
-                if place >= self._forgotten:
+                if place >= self._dropped:
                     kept[place] = kept.get(place, 0) + amount * ms
                     self._dirty.add((path, resource, place * self._bucket))
 
     def _kept_of(self, path: Path, resource: str) -> Kept:
-        """What a path itself used, folded up to the boundary."""
+        """The usage of a path itself, folded up to the boundary."""
         own = self._kept.setdefault(path, {})
         kept = own.get(resource)
         if kept is None:
@@ -407,10 +395,10 @@ class Ledger:
         if kept.folded != self._boundary:
             for bucket in [bucket for bucket in kept.amounts if bucket < self._boundary]:
                 place = self._place(bucket)
-                if place != bucket or bucket >= kept.folded or place < self._forgotten:
+                if place != bucket or bucket >= kept.folded or place < self._dropped:
                     amount = kept.amounts.pop(bucket)
                     self._dirty |= {(path, resource, bucket * self._bucket), (path, resource, place * self._bucket)}
-                    if place >= self._forgotten:
+                    if place >= self._dropped:
                         kept.amounts[place] = kept.amounts.get(place, 0) + amount
             kept.folded = self._boundary
         return kept

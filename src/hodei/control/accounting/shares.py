@@ -1,9 +1,8 @@
-"""Fair share: keeps account of what runs hold and for how long, and turns it into a factor for each account.
+"""Fair share: from the usage of accounts to a factor for each account.
 
-Accounts form a tree: organisations, projects, users. A project that nobody has given a place stands directly below the
-root with one share, and so does every user within a project. Factors are worked out anew every `refresh_ms`, for the
-accounts that have been seen; who is new stands as its account does until then. Dominant shares follow what is held at the
-moment, and need no such round.
+Accounts form a tree: organisations, projects, users. A project without a configured place is directly below the root with
+one share, as is every user within a project. Factors are computed every `refresh_ms`, for all known accounts; until then a
+new account has the factor of its parent. Dominant shares follow what is held now, and need no refresh.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from hodei.model.accounting import Formula, ShareRow, UsageRow
 from hodei.model.job import JobSpec, Run
 from hodei.model.resources import Resources
 
-_MOST = 1000
+_MAX_FACTOR = 1000
 
 
 class SharesPolicy(Struct, frozen=True):
-    """`places`: for each organisation and project its path; `shares`: by path, users included; others have one."""
+    """`places`: the path of each organisation and project. `shares`: by path, users included; the default is one."""
 
     formula: Formula = "fair_tree"
     half_life_ms: int = 7 * 86_400_000
@@ -44,7 +43,7 @@ class FairShare:
         self.ledger = Ledger(half_life_ms=policy.half_life_ms, window_ms=policy.window_ms)
         self.version = 0
         self._changed: dict[str, int] = {}
-        self._seen: set[Path] = set(policy.shares)
+        self._known: set[Path] = set(policy.shares)
         self._tree: Account | None = None
         self._users: dict[Path, None] = {}
         self._factors: dict[Path, int] = {}
@@ -58,13 +57,13 @@ class FairShare:
     def path_of_project(self, project: str) -> Path:
         return self.path_of(project, "")[:-1]
 
-    # ------------------------------------------------------------------------------------------ keeping account
+    # --------------------------------------------------------------------------------------------- tracking
 
     def opened(self, run: Run, spec: JobSpec) -> None:
         path, amounts = self.path_of(spec.project, spec.user), spec.task_of(run.member).request
         self.ledger.opened(run.id, path, self._with_bill(amounts), run.placed_ms)
         self._hold(spec.project, path, amounts, 1)
-        self._see(path)
+        self._add_account(path)
 
     def closed(self, run: Run, spec: JobSpec) -> None:
         self.ledger.closed(run.id, run.finished_ms or run.placed_ms)
@@ -74,7 +73,7 @@ class FairShare:
         return {**amounts, BILLING: bill(amounts, self._policy.rates, self._policy.mode).micro}
 
     def _hold(self, project: str, path: Path, amounts: Resources, sign: int) -> None:
-        """Projects are compared by what they hold now, whoever of their users holds it."""
+        """Track what a project holds now, for dominant shares."""
         if self._policy.formula == "drf":
             self.version += 1
             self._changed.pop(project, None)
@@ -83,9 +82,9 @@ class FairShare:
         for resource, amount in amounts.items():
             held[resource] = held.get(resource, 0) + sign * amount
 
-    def _see(self, path: Path) -> None:
-        if path not in self._seen:
-            self._seen.add(path)
+    def _add_account(self, path: Path) -> None:
+        if path not in self._known:
+            self._known.add(path)
             self._tree = None
 
     def restore(self, rows: Iterable[UsageRow]) -> None:
@@ -93,28 +92,28 @@ class FairShare:
         self.ledger.restore(kept)
         self._refreshed_ms = None
         for row in kept:
-            self._see(row.path)
+            self._add_account(row.path)
 
     # ------------------------------------------------------------------------------------------------- factors
 
     def factor_milli(self, project: str, user: str) -> int:
-        """1000 for an account that has had nothing, towards 0 for one that has had far too much."""
+        """1000 for no past use, towards 0 for far too much."""
         path = self.path_of(project, user)
         if self._policy.formula == "drf":
             return self._dominant(path[:-1])[0]
-        self._see(path)
+        self._add_account(path)
         factors = self._factors
         if path in factors:
             return factors[path]
-        # Someone new has used nothing, and until the next round stands as the best of its account.
-        return next((factors[path[:d]] for d in range(len(path) - 1, 0, -1) if path[:d] in factors), _MOST)
+        # A new user has the factor of its account until the next refresh.
+        return next((factors[path[:d]] for d in range(len(path) - 1, 0, -1) if path[:d] in factors), _MAX_FACTOR)
 
     def changed_since(self, version: int) -> list[str] | None:
-        """The projects whose factors may be others than they were at that version; None for all."""
+        """The projects whose factors may have changed since that version; None for all."""
         if self._policy.formula == "drf" and self._totals[0] != self._cluster.table.generation:
-            self._all()
+            self._total_capacity()
             self.version += 1
-            return None  # a share of another whole
+            return None  # the total capacity has changed
         out = []
         for project, changed in reversed(self._changed.items()):
             if changed <= version:
@@ -123,14 +122,14 @@ class FairShare:
         return out
 
     def refresh(self, now_ms: int) -> None:
-        """To be called before factors are asked for; works them out anew if it is time."""
+        """Compute factors if a refresh is due; called before they are read."""
         if self._policy.formula == "drf":
             return
         if self._refreshed_ms is not None and now_ms - self._refreshed_ms < self._policy.refresh_ms:
             return
         self._refreshed_ms = now_ms
         self.ledger.fold(now_ms)
-        before, self._factors = self._factors, self._worked_out(now_ms)
+        before, self._factors = self._factors, self._compute_factors(now_ms)
         self.version += 1
         for path in self._users:
             if before.get(path) != self._factors[path]:
@@ -138,22 +137,22 @@ class FairShare:
                 self._changed.pop(project, None)
                 self._changed[project] = self.version
 
-    def _worked_out(self, now_ms: int) -> dict[Path, int]:
+    def _compute_factors(self, now_ms: int) -> dict[Path, int]:
         """The factor of every account."""
         tree, usage = self._accounts(), self._usage(now_ms)
         if self._policy.formula == "classic":
-            return {row.path: round(row.factor * _MOST) for row in classic(tree, usage)}
+            return {row.path: round(row.factor * _MAX_FACTOR) for row in classic(tree, usage)}
         ranks, ranked = fair_tree_ranks(tree, usage)
-        return {path: round(rank / ranked * _MOST) for path, rank in ranks.items()}
+        return {path: round(rank / ranked * _MAX_FACTOR) for path, rank in ranks.items()}
 
     def account_factors(self) -> dict[str, int]:
-        """As they were last worked out, of organisations and projects, by path."""
+        """The latest factors of organisations and projects, by path."""
         if self._policy.formula == "drf":
             return {row.account: row.factor_milli for row in self._dominant_rows()}
         return {"/".join(path): factor for path, factor in self._factors.items() if path not in self._users}
 
     def rows(self, now_ms: int) -> list[ShareRow]:
-        """Every account with every term, as of now; parents before children."""
+        """All accounts with all terms of their factors, as of now; parents before children."""
         return self._dominant_rows() if self._policy.formula == "drf" else self._tree_rows(now_ms)
 
     def _tree_rows(self, now_ms: int) -> list[ShareRow]:
@@ -162,14 +161,14 @@ class FairShare:
         if self._policy.formula == "classic":
             return [
                 ShareRow(
-                    "/".join(row.path), row.shares, round(row.factor * _MOST), row.path in users, row.level_shares,
+                    "/".join(row.path), row.shares, round(row.factor * _MAX_FACTOR), row.path in users, row.level_shares,
                     row.normalised_shares, row.usage, 0, row.normalised_usage, row.effective_usage,
                 )
                 for row in classic(tree, usage)
             ]  # fmt: skip
         return [
             ShareRow(
-                "/".join(row.path), row.shares, round(row.factor * _MOST), row.path in users, row.level_shares,
+                "/".join(row.path), row.shares, round(row.factor * _MAX_FACTOR), row.path in users, row.level_shares,
                 row.normalised_shares, row.usage, row.level_usage, row.normalised_usage, None,
                 None if row.level_fs in (None, float("inf")) else row.level_fs, row.rank, row.users,
             )
@@ -178,12 +177,12 @@ class FairShare:
 
     def _accounts(self) -> Account:
         if self._tree is None:
-            self._tree = build_tree((path, self._policy.shares.get(path, 1)) for path in sorted(self._seen) if path)
+            self._tree = build_tree((path, self._policy.shares.get(path, 1)) for path in sorted(self._known) if path)
             self._users = {path: None for path, account in self._tree.walk() if path and account.is_user}
         return self._tree
 
     def _usage(self, now_ms: int) -> dict[Path, int]:
-        """What users used: what is told of the accounts above them is the sum of it."""
+        """The usage of users; that of the accounts above is the sum."""
         usage: dict[Path, int] = {}
         for depth in sorted({len(path) for path in self._users}):
             found = self.ledger.usage_of(BILLING, now_ms, depth)
@@ -195,17 +194,17 @@ class FairShare:
     def _dominant(self, path: Path) -> tuple[int, ShareRow]:
         given = self._policy.shares.get(path, 1)
         weight = given if isinstance(given, int) and given > 0 else 1
-        found = dominant_share(self._held.get(path, {}), self._all(), weight=weight)
-        factor = _MOST - min(_MOST, int(found.share * _MOST))
+        found = dominant_share(self._held.get(path, {}), self._total_capacity(), weight=weight)
+        factor = _MAX_FACTOR - min(_MAX_FACTOR, int(found.share * _MAX_FACTOR))
         row = ShareRow("/".join(path), given, factor, used=float(found.share), dominant=found.resource)
         return factor, row
 
     def _dominant_rows(self) -> list[ShareRow]:
-        projects = sorted({path[:-1] for path in self._seen if len(path) > 1} | self._held.keys())
+        projects = sorted({path[:-1] for path in self._known if len(path) > 1} | self._held.keys())
         return [self._dominant(path)[1] for path in projects]
 
-    def _all(self) -> Resources:
-        """What all nodes have together."""
+    def _total_capacity(self) -> Resources:
+        """The capacity of all nodes."""
         table = self._cluster.table
         if self._totals[0] != table.generation:
             totals: Resources = {}

@@ -1,1 +1,1 @@
-"""What a job must pass before it is queued, which profile it goes to, and what happens if it waits too long."""
+"""Admission checks, routing to a profile, and escalation of jobs that wait too long."""

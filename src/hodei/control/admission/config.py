@@ -1,6 +1,6 @@
-"""From the configuration to what steers jobs between profiles: routes, scopes, fallbacks, escalation, breaker.
+"""The profile router from the configuration: routes, scopes, fallbacks, escalation, breaker.
 
-`problems_of` finds all mistakes at once, each with its path; `make_steering` is for a configuration without any.
+`find_problems` finds all mistakes at once, each with its path; `build_router` needs a configuration without any.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from hodei.model.job import PRIORITY_CLASSES
 from hodei.model.resources import parse_duration_ms
 
 Problems = list[tuple[str, str]]
-# Jobs that are tried in one step: many, so that one commit starts many; not all, as facts are waiting too.
+# Jobs that are tried in one step: many, so that one commit starts many; not all, because new facts are waiting too.
 BATCH, MAX_BATCH = 1000, 100_000
-# What jobs can name as their profile.
+# Names of profiles.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-def make_steering(
+def build_router(
     config: SchedulingConfig, profiles: Collection[str], broken: Mapping[str, str] | None = None
 ) -> ProfileRouter:
-    """InvalidInput, with all that is wrong, if something is."""
-    wrong = problems_of(config, {*profiles, *(broken or {})})
+    """InvalidInput, with all problems, if there are any. `broken`: profiles that could not be built, and why."""
+    wrong = find_problems(config, {*profiles, *(broken or {})})
     if wrong:
         path, text = wrong[0]
         raise InvalidInput(f"scheduling.{path}: {text}", problems=tuple(wrong), hint="docs/reference/configuration.md")
@@ -79,7 +79,7 @@ def _wait_defaults(config: SchedulingConfig) -> WaitDefaults:
 
 
 def _wait_limits(config: SchedulingConfig, name: str) -> WaitLimits:
-    """What a profile says, or where it says nothing the server."""
+    """The limits of a profile, or those of the server for what it leaves out."""
     profile = config.profiles.get(name)
     of_profile = (profile.scheduling_timeout, profile.max_queue_time) if profile is not None else ("", "")
     timeout, queue_time = of_profile[0] or config.scheduling_timeout, of_profile[1] or config.max_queue_time
@@ -102,11 +102,11 @@ def _rule(route: RouteConfig) -> RouteRule:
         user=when.user,
         labels=parse_selector(when.labels),
         workload=when.workload,
-        text=", ".join(_said(route)) or "every job",
+        text=", ".join(_conditions(route)) or "every job",
     )
 
 
-def _said(route: RouteConfig) -> Iterator[str]:
+def _conditions(route: RouteConfig) -> Iterator[str]:
     when = route.when
     if when.gpu is not None:
         yield "gpu" if when.gpu else "no gpu"
@@ -138,25 +138,25 @@ def _priority(given: str | int) -> int:
 
 
 def batch_of(parallel: bool | int) -> int:
-    """How many jobs are tried in one step; InvalidInput for a number that means nothing."""
+    """How many jobs are tried in one step; InvalidInput for a number out of range."""
     if isinstance(parallel, bool):
         return BATCH if parallel else 1
     if not 1 <= parallel <= MAX_BATCH:
         raise InvalidInput(
-            f"parallel_scheduling = {parallel} means nothing",
+            f"parallel_scheduling = {parallel} is out of range",
             hint=f"true, false, or how many jobs at once: 1 to {MAX_BATCH}",
         )
     return parallel
 
 
-# ------------------------------------------------------------------------------------------------ mistakes
+# ------------------------------------------------------------------------------------------------ problems
 
 
-def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems:
-    """What is wrong with what this file reads; paths are below `scheduling`."""
+def find_problems(config: SchedulingConfig, profiles: Collection[str]) -> Problems:
+    """The problems of what this module reads; paths are below `scheduling`."""
     out: Problems = []
 
-    def look(path: str, read: Callable[[Any], object], value: Any) -> None:
+    def check(path: str, read: Callable[[Any], object], value: Any) -> None:
         try:
             read(value)
         except InvalidInput as error:
@@ -168,18 +168,18 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
             out.append((path, f"there is no profile {name!r}{near}; one of: {', '.join(sorted(profiles))}"))
 
     def escalation(path: str, given: EscalationConfig) -> None:
-        look(f"{path}.relax_after", parse_duration_ms, given.relax_after)
-        look(f"{path}.promote_after", parse_duration_ms, given.promote_after)
-        look(f"{path}.promote_to", _priority, given.promote_to)
+        check(f"{path}.relax_after", parse_duration_ms, given.relax_after)
+        check(f"{path}.promote_after", parse_duration_ms, given.promote_after)
+        check(f"{path}.promote_to", _priority, given.promote_to)
         if given.relax_after != EscalationConfig().relax_after and not given.relax:
-            out.append((f"{path}.relax", "missing: name the rules that may count as wishes: spread, topology, backend"))
+            out.append((f"{path}.relax", "missing: name the rules that may be relaxed: spread, topology, backend"))
 
     for number, route in enumerate(config.routes):
         if config.unavailable_profile == "hold":
             known(f"routes[{number}].profile", route.profile)
         if route.when.priority_at_least is not None:
-            look(f"routes[{number}].when.priority_at_least", _priority, route.when.priority_at_least)
-        look(f"routes[{number}].when.labels", parse_selector, route.when.labels)
+            check(f"routes[{number}].when.priority_at_least", _priority, route.when.priority_at_least)
+        check(f"routes[{number}].when.labels", parse_selector, route.when.labels)
     for name, profile in sorted(config.profiles.items()):
         if not _NAME.fullmatch(name):
             text = "is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
@@ -187,31 +187,31 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         if profile.max_pending < 1:
             out.append((f"profiles.{name}.max_pending", f"{profile.max_pending} is below 1: no job could ever wait"))
         out += [
-            (f"profiles.{name}.weights.{tenant}", f"{weight} is below 1: nobody has no turn at all")
+            (f"profiles.{name}.weights.{tenant}", f"{weight} is below 1: every tenant must get turns")
             for tenant, weight in profile.weights.items()
             if weight < 1
         ]
-        look(f"profiles.{name}.nodes", parse_selector, profile.nodes)
-        look(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
+        check(f"profiles.{name}.nodes", parse_selector, profile.nodes)
+        check(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
         for key in ("scheduling_timeout", "max_queue_time", "grace"):
             if getattr(profile, key):
-                look(f"profiles.{name}.{key}", parse_duration_ms, getattr(profile, key))
+                check(f"profiles.{name}.{key}", parse_duration_ms, getattr(profile, key))
         if profile.escalation is not None:
             escalation(f"profiles.{name}.escalation", profile.escalation)
         if profile.fallback:
             known(f"profiles.{name}.fallback", profile.fallback)
-            if _in_a_ring(config, name):
-                out.append((f"profiles.{name}.fallback", "it leads back to where it began; let the last have none"))
+            if _is_cyclic(config, name):
+                out.append((f"profiles.{name}.fallback", "the fallbacks form a cycle; the last profile must have none"))
         elif profile.fallback_after != "0s":
             out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
     escalation("escalation", config.escalation)
-    look("parallel_scheduling", batch_of, config.parallel_scheduling)
+    check("parallel_scheduling", batch_of, config.parallel_scheduling)
     if len(set(config.fallback)) < len(config.fallback) or "" in config.fallback:
         out.append(("fallback", "names a backend twice, or an empty one"))
     for key in ("scheduling_timeout", "max_queue_time"):
-        look(key, parse_duration_ms, getattr(config, key))
+        check(key, parse_duration_ms, getattr(config, key))
     for key in ("within", "pause", "max_pause"):
-        look(f"breaker.{key}", parse_duration_ms, getattr(config.breaker, key))
+        check(f"breaker.{key}", parse_duration_ms, getattr(config.breaker, key))
     at_least_0 = (
         ("max_losses", config.max_losses, "a lost run is not tried again"),
         ("preemption.max_per_job", config.preemption.max_per_job, "no job is ever preempted"),
@@ -222,7 +222,7 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
     return out
 
 
-def _in_a_ring(config: SchedulingConfig, name: str) -> bool:
+def _is_cyclic(config: SchedulingConfig, name: str) -> bool:
     at, seen = name, set[str]()
     while at in config.profiles and config.profiles[at].fallback and at not in seen:
         seen.add(at)

@@ -1,9 +1,8 @@
-"""From names to numbers: which jobs the documents of one submission wait for, before any of them is let in.
+"""Resolution of dependency names to job numbers, before a submission is accepted.
 
-A name means a document of the same submission, in whatever order they stand, else the newest job of that name in the
-project. An array is waited for as a whole, be it named or told by the number of its first job; indices in brackets choose
-elements of it. Documents that wait for each other in a ring are refused, and the ring is named.
-Whoever calls looks up first what is outside the submission (`asked`), then everything is decided here at one go.
+A name means a document of the same submission, in any order, else the newest job of that name in the project. An array is
+required as a whole, by name or by the number of its first job; indices in brackets choose elements. Cycles of documents
+are refused and named. The caller first looks up what is outside the submission (`references`).
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _HINT = "hodei jobs -a shows what there is"
 Name = tuple[str, str]  # project, name
 
 
-class Asked(Struct):
-    """What the documents name that is not among them."""
+class References(Struct):
+    """What the documents refer to outside the submission."""
 
     names: set[Name] = set()
     jobs: set[JobId] = set()
     data: set[str] = set()
 
 
-class Found(Struct, frozen=True):
-    """The answer: for each name its jobs, for each job its name. `near`: what else there is by project, to suggest for a
-    mistyped name. `arrays`: of jobs that are elements of an array, their place in it."""
+class ResolvedReferences(Struct, frozen=True):
+    """What was found: the jobs of each name, the name of each job. `near`: other names by project, to suggest for a
+    mistyped one. `arrays`: the array of jobs that are elements of one."""
 
     names: Mapping[Name, Sequence[JobId]] = {}
     jobs: Mapping[JobId, str] = {}
@@ -41,13 +40,13 @@ class Found(Struct, frozen=True):
     arrays: Mapping[JobId, ArrayElement] = {}
 
 
-def depends(specs: Iterable[JobSpec]) -> bool:
+def has_dependencies(specs: Iterable[JobSpec]) -> bool:
     return any(spec.after.of for spec in specs)
 
 
-def asked(specs: Sequence[JobSpec]) -> Asked:
+def references(specs: Sequence[JobSpec]) -> References:
     own = {(spec.project, spec.name) for spec in specs}
-    out = Asked(set(), set(), set())
+    out = References(set(), set(), set())
     for spec in specs:
         for one in spec.after.of:
             if one.on == "exists":
@@ -59,14 +58,14 @@ def asked(specs: Sequence[JobSpec]) -> Asked:
     return out
 
 
-def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSpec]:
-    """The documents with numbers for names, when the first job of the first one will have the number `first`.
+def resolve_names(specs: Sequence[JobSpec], first: JobId, found: ResolvedReferences) -> list[JobSpec]:
+    """The documents with numbers instead of names; `first`: the number of the first job.
 
-    InvalidInput for what does not exist, what is ambiguous, and documents that wait for each other."""
+    InvalidInput for what does not exist, what is ambiguous, and for cycles."""
     own: dict[Name, list[int]] = {}
     for place, spec in enumerate(specs):
         own.setdefault((spec.project, spec.name), []).append(place)
-    refuse_rings(specs)
+    reject_cycles(specs)
     begins, out, edges = first_ids(specs, first), list[JobSpec](), 0
     for place, spec in enumerate(specs):
         if not spec.after.of:
@@ -82,9 +81,9 @@ def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSp
                 if one.job not in found.jobs:
                     raise _unknown(specs, place, f"there is no job {one.job}", _HINT)
                 name = found.jobs[one.job]
-                ids, array = _jobs_numbered(one, found)
+                ids, array = _jobs_by_number(one, found)
             else:
-                ids, array = _jobs_called(specs, place, one.name, own, begins, found)
+                ids, array = _jobs_by_name(specs, place, one.name, own, begins, found)
             if not one.elements or one.elements == "[]":
                 if one.elements and array is None:
                     raise _unknown(specs, place, f"{one.job or name} is not an array", "leave out the brackets")
@@ -98,14 +97,14 @@ def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSp
             raise InvalidInput(f"more than {MOST_EDGES} dependencies at once", hint="submit the jobs in parts")
         need = spec.after.need
         if need > len(of):
-            text = f"after: needs {need} of {len(of)}, as some were named twice"
+            text = f"after: needs {need} of {len(of)}, because some are named twice"
             raise InvalidInput(f"{_which(specs, place)}: {text}", hint="name each once, or lower need")
         out.append(structs.replace(spec, after=Dependencies(tuple(of.values()), need, spec.after.timeout_ms)))
     return out
 
 
-def _jobs_numbered(one: Dependency, found: Found) -> tuple[Sequence[JobId], ArrayElement | None]:
-    """The number of an array's first job means the whole array, as everywhere; with brackets any element's number does."""
+def _jobs_by_number(one: Dependency, found: ResolvedReferences) -> tuple[Sequence[JobId], ArrayElement | None]:
+    """The number of an array's first job means the whole array; with brackets the number of any element does."""
     array = found.arrays.get(one.job)
     if array is not None and (one.elements or one.job == array.first):
         return range(array.first, array.last + 1), array
@@ -115,7 +114,7 @@ def _jobs_numbered(one: Dependency, found: Found) -> tuple[Sequence[JobId], Arra
 def _elements(
     specs: Sequence[JobSpec], place: int, one: Dependency, array: ArrayElement | None
 ) -> list[tuple[JobId, int]]:
-    """The jobs that brackets choose, each with its index."""
+    """The elements that brackets choose, each with its index."""
     if array is None:
         raise _unknown(specs, place, f"{one.job or one.name} is not an array", "leave out the brackets")
     try:
@@ -124,13 +123,13 @@ def _elements(
         raise _unknown(specs, place, error.message, error.hint) from None
 
 
-def _jobs_called(
+def _jobs_by_name(
     specs: Sequence[JobSpec],
     place: int,
     name: str,
     own: Mapping[Name, Sequence[int]],
     begins: Sequence[JobId],
-    found: Found,
+    found: ResolvedReferences,
 ) -> tuple[Sequence[JobId], ArrayElement | None]:
     project = specs[place].project
     here = own.get((project, name), ())
@@ -138,8 +137,8 @@ def _jobs_called(
         text = f"after: {len(here)} documents are called {name!r}"
         raise InvalidInput(f"{_which(specs, place)}: {text}", hint="give each of them a name of its own")
     if here:
-        begin, mould = begins[here[0]], specs[here[0]].array
-        array = structs.replace(mould, first=begin) if mould is not None else None
+        begin, template = begins[here[0]], specs[here[0]].array
+        array = structs.replace(template, first=begin) if template is not None else None
         return range(begin, begin + element_count(specs[here[0]])), array
     if not found.names.get((project, name)):
         known = [*(spec.name for spec in specs), *found.near.get(project, ())]
@@ -149,11 +148,11 @@ def _jobs_called(
     return ids, found.arrays.get(ids[0])
 
 
-# ------------------------------------------------------------------------------------------------ rings
+# ----------------------------------------------------------------------------------------------- cycles
 
 
-def refuse_rings(specs: Sequence[JobSpec]) -> None:
-    """InvalidInput if some wait for each other by name. Every document once, along what it waits for; one that is met while it is still being followed closes a ring."""
+def reject_cycles(specs: Sequence[JobSpec]) -> None:
+    """InvalidInput if documents wait for each other by name. A depth-first search; a document on the path closes a cycle."""
     own: dict[Name, list[int]] = {}
     for at, spec in enumerate(specs):
         own.setdefault((spec.project, spec.name), []).append(at)
@@ -169,23 +168,23 @@ def refuse_rings(specs: Sequence[JobSpec]) -> None:
         on_path[start] = None
         while stack:
             place, rest = stack[-1]
-            nearby = next(rest, None)
-            if nearby is None:
+            following = next(rest, None)
+            if following is None:
                 stack.pop()
                 del on_path[place]
                 done.add(place)
-            elif nearby in on_path:
+            elif following in on_path:
                 path = list(on_path)
-                raise _ring([specs[at].name for at in (*path[path.index(nearby) :], nearby)])
-            elif nearby not in done:
-                on_path[nearby] = None
-                stack.append((nearby, iter(follows[nearby])))
+                raise _cycle([specs[at].name for at in (*path[path.index(following) :], following)])
+            elif following not in done:
+                on_path[following] = None
+                stack.append((following, iter(follows[following])))
 
 
-def _ring(names: Sequence[str]) -> InvalidInput:
+def _cycle(names: Sequence[str]) -> InvalidInput:
     shown = names if len(names) <= 20 else [*names[:10], f"({len(names) - 20} more)", *names[-10:]]
     return InvalidInput(
-        f"these jobs wait for each other: {' -> '.join(shown)}", hint="take out one of these dependencies",
+        f"these jobs wait for each other: {' -> '.join(shown)}", hint="remove one of these dependencies",
         code="DEPENDENCY_CYCLE",
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Read-only answers: why, suggestions, forecasts and what-if, all computed by the engine that decides."""
+"""Read-only answers by the engine that decides: why, suggestions, forecasts and what-if."""

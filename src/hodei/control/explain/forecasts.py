@@ -1,10 +1,9 @@
-"""When will it start? Forecasts by running the real controller ahead, several times, with run times as they have been.
+"""Forecasts of start times: several lookaheads of the controller with random run times and arrivals.
 
-How long runs really take is drawn from how past runs compared with what was said of them, and who else comes from who came
-(`control.explain.forecasts`). From the starts in all these futures follow a middle one (P50) and one that nine of ten should not
-exceed (P90). What no such run can know (which nodes fail, that tomorrow is not like today) is learned from earlier
-forecasts: the P90 is stretched by as much as past ones had to be. No clock here, and chance comes from outside: the same
-history and the same seeds give the same forecasts.
+Run times are drawn from how past runs compared with their estimates, arrivals from past submissions. The starts in all
+futures give the median (P50) and a time that nine of ten starts should not exceed (P90). What a lookahead cannot know (node
+failures, other workloads) is learned from earlier forecasts: P90 is stretched by as much as past ones would have needed. No
+clock is read and the random source is an argument: the same history and seeds give the same forecasts.
 """
 
 from __future__ import annotations
@@ -23,53 +22,67 @@ from hodei.model.estimate import Forecast, StartForecast
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, JobSpec, Run
 
-# ------------------------------------------------------------------------------------------ randomness
-# Chance, as it comes from outside: nothing in here throws dice of its own.
+FUTURES = 10
+# Arrivals that are remembered, and the number needed for a forecast.
+_REMEMBERED = 1000
+_ENOUGH_ARRIVALS = 20
+# Run times that are remembered for each user and for all users, and the number of users.
+_RUNS_PER_USER = 50
+_RUNS_OF_ALL = 1000
+_MAX_USERS = 10_000
+# Run times of a user needed to draw from them.
+_ENOUGH = 5
+# Forecasts of one job that are kept to be graded, and grades that are kept.
+_FORECASTS_KEPT = 16
+_GRADES = 2000
+# Before this many grades P90 is stretched by at least `_INITIAL_STRETCH` (in thousandths), chosen on a synthetic trace.
+_GRADES_NEEDED = 30
+_INITIAL_STRETCH = 2500
+_MIN_STRETCH, _MAX_STRETCH = 1000, 20_000
+# The percentile of past stretches. More than 90, because future forecasts differ from past ones.
+_PERCENTILE = 92
+# Probability 1, as an integer.
+_CERTAIN = 10**12
+# Arrivals in a lookahead: this many, and one more per pending job up to the maximum. Behind a long queue they matter less,
+# and each costs a step.
+_ARRIVALS, _MAX_ARRIVALS = 100, 300
+# Added to waits before they are compared, so that two seconds instead of one are not twice as late.
+_FLOOR_MS = 60_000
 
 
 class RandomSource(Protocol):
-    """`random.Random`, made by whoever asks for forecasts: with the same seed they are the same."""
+    """`random.Random`, created by the caller: the same seed gives the same forecasts."""
 
     def randrange(self, start: int, stop: int) -> int: ...
 
 
-# ----------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------- arrival model
-# Who else will come? Those who came before come again: the past from a random moment of it on, over and over.
-
-
-# So many are remembered, and fewer than those tell nothing.
-_REMEMBERED = 1000
-_ENOUGH_ARRIVALS = 20
-
-
 class ArrivalModel:
+    """Future arrivals: the remembered past is repeated, from a random moment on."""
+
     def __init__(self) -> None:
         self._at_ms: deque[int] = deque(maxlen=_REMEMBERED)
         self._specs: deque[JobSpec] = deque(maxlen=_REMEMBERED)
         self._last: JobId = 0
 
     def arrived(self, job: Job) -> None:
-        """To be told of every job once it is submitted, in their order; of one that is known already nothing is learned."""
+        """Called for every submitted job, in order; repeated calls change nothing."""
         if job.id <= self._last:
             return
         self._last = job.id
         self._at_ms.append(max(job.submitted_ms, self._at_ms[-1] if self._at_ms else 0))
-        # A deadline that has passed means nothing to another job.
+        # A deadline in the past does not apply to a new job.
         self._specs.append(structs.replace(job.spec, deadline_ms=0) if job.spec.deadline_ms else job.spec)
 
-    def draw(self, now_ms: int, first_id: JobId, most: int, chance: RandomSource) -> Iterator[tuple[int, Job]]:
-        """At most so many to come, in order of time, numbered from `first_id` on."""
+    def draw(self, now_ms: int, first_id: JobId, most: int, random: RandomSource) -> Iterator[tuple[int, Job]]:
+        """At most `most` future jobs, in order of time, numbered from `first_id` on."""
         times, specs = list(self._at_ms), list(self._specs)
         span_ms = now_ms - times[0] if times else 0
         if len(times) < _ENOUGH_ARRIVALS or span_ms <= 0:
             return iter(())
-        return islice(_again(times, specs, now_ms, times[0] + chance.randrange(0, span_ms), first_id), most)
+        return islice(_repeat(times, specs, now_ms, times[0] + random.randrange(0, span_ms), first_id), most)
 
 
-def _again(
+def _repeat(
     times: list[int], specs: list[JobSpec], now_ms: int, from_ms: int, first_id: JobId
 ) -> Iterator[tuple[int, Job]]:
     ahead_ms, place, id = now_ms - from_ms, bisect_left(times, from_ms), first_id
@@ -82,36 +95,9 @@ def _again(
         place = 0
 
 
-# ----------------------------------------------------------------------------------------------------
-
-FUTURES = 10
-# Of each user so many runs are remembered, of all together so many more, and so many users.
-_OF_USER = 50
-_OF_ALL = 1000
-_USERS = 10_000
-# Fewer than these tell nothing about a user.
-_ENOUGH = 5
-# So many forecasts of one job are kept to be graded, and so many grades.
-_KEPT = 16
-_GRADES = 2000
-# Until so many have been graded, P90 is stretched by at least this much (in thousandths): chosen by eye on one invented trace
-# under sjf, where half as much again was too little.
-_GRADES_NEEDED = 30
-_AT_FIRST = 2500
-_LEAST, _MOST = 1000, 20_000
-# Which of the past stretches is taken, in percent. More than 90, because the next ones are like the last ones only so far.
-_AIM = 92
-# What is certain, as a whole number.
-_CERTAIN = 10**12
-# So many may come in a run ahead, and one more for each that waits, up to the second number: behind a long queue they
-# matter less, and every one of them costs a step.
-_NEWCOMERS, _MOST_NEWCOMERS = 100, 300
-# Waits are compared with this added, so that a start after two seconds instead of one is not twice as late.
-_FLOOR_MS = 60_000
-
-
 class Grade(Struct, frozen=True, array_like=True):
-    """How a forecast came out: how much later than P50 the job started (earlier: below 0), and whether by P90."""
+    """The result of a forecast: how much later than P50 the job started (negative: earlier), and whether by P90. `stretch`:
+    what P90 would have needed."""
 
     error_ms: int
     covered: bool
@@ -119,15 +105,14 @@ class Grade(Struct, frozen=True, array_like=True):
 
 
 class Record(Struct):
-    """All that is worth keeping over a restart: the first and the latest forecast of each who waits, and the grades."""
+    """What is kept over a restart: the first and the latest forecast of each pending job, and the grades."""
 
     forecasts: dict[JobId, list[Forecast]] = {}
     grades: list[Grade] = []
 
 
 class _Sample:
-    """The last `size` numbers, in order of time and of size. They come all the time and are drawn from now and then, so
-    they are put in order of size when someone asks."""
+    """The last `size` numbers. They are added often and drawn seldom, so that they are sorted on demand."""
 
     __slots__ = ("_last", "_sorted")
 
@@ -142,77 +127,77 @@ class _Sample:
         self._last.append(number)
         self._sorted = None
 
-    def _by_size(self) -> list[int]:
+    def _in_order(self) -> list[int]:
         if self._sorted is None:
             self._sorted = sorted(self._last)
         return self._sorted
 
-    def draw(self, above: int, chance: RandomSource) -> int | None:
-        """One that is larger than `above`; None if there is none."""
-        numbers = self._by_size()
+    def draw(self, above: int, random: RandomSource) -> int | None:
+        """A number larger than `above`; None if there is none."""
+        numbers = self._in_order()
         first = bisect_right(numbers, above)
         if first == len(numbers):
             return None
-        return numbers[chance.randrange(first, len(numbers))]
+        return numbers[random.randrange(first, len(numbers))]
 
-    def middle(self) -> int:
-        numbers = self._by_size()
+    def median(self) -> int:
+        numbers = self._in_order()
         return numbers[len(numbers) // 2] if numbers else 0
 
 
 class RunTimes:
-    """How long runs took: as thousandths of what was said, and where nothing was said in milliseconds."""
+    """Past run times: as thousandths of the stated time, or in milliseconds if there was none."""
 
     def __init__(self) -> None:
         self._of_user: dict[tuple[bool, str, str], _Sample] = {}
-        self._of_all = {True: _Sample(_OF_ALL), False: _Sample(_OF_ALL)}
+        self._of_all = {True: _Sample(_RUNS_OF_ALL), False: _Sample(_RUNS_OF_ALL)}
 
     def learn(self, spec: JobSpec, ran_ms: int) -> None:
-        said_ms = _said_ms(spec)
-        number = max(ran_ms, 1) * 1000 // said_ms if said_ms else max(ran_ms, 1)
-        key = (bool(said_ms), spec.project, spec.user)
-        # Taken out and put back: the first in the dictionary is the one not seen for longest.
-        sample = self._of_user.pop(key, None) or _Sample(_OF_USER)
+        stated_ms = _stated_ms(spec)
+        number = max(ran_ms, 1) * 1000 // stated_ms if stated_ms else max(ran_ms, 1)
+        key = (bool(stated_ms), spec.project, spec.user)
+        # Removed and inserted again, so that the first key is the least recently used one.
+        sample = self._of_user.pop(key, None) or _Sample(_RUNS_PER_USER)
         self._of_user[key] = sample
-        if len(self._of_user) > _USERS:
+        if len(self._of_user) > _MAX_USERS:
             del self._of_user[next(iter(self._of_user))]
-        for one in (sample, self._of_all[bool(said_ms)]):
+        for one in (sample, self._of_all[bool(stated_ms)]):
             one.add(number)
 
     def usual_ms(self) -> int:
-        """How long those mostly ran of which nobody had said how long; 0 if there was none."""
-        return self._of_all[False].middle()
+        """The median run time of jobs without a stated time; 0 if there is none."""
+        return self._of_all[False].median()
 
-    def draw(self, spec: JobSpec, so_far_ms: int, chance: RandomSource) -> int:
-        """How long a run that has lasted `so_far_ms` may take in all; what was said if no such run is remembered."""
-        said_ms = _said_ms(spec)
-        above = so_far_ms * 1000 // said_ms if said_ms else so_far_ms
-        mine = self._of_user.get((bool(said_ms), spec.project, spec.user))
-        found = mine.draw(above, chance) if mine is not None and len(mine) >= _ENOUGH else None
+    def draw(self, spec: JobSpec, so_far_ms: int, random: RandomSource) -> int:
+        """The total run time of a run that has run for `so_far_ms`; the stated time if no such run is remembered."""
+        stated_ms = _stated_ms(spec)
+        above = so_far_ms * 1000 // stated_ms if stated_ms else so_far_ms
+        mine = self._of_user.get((bool(stated_ms), spec.project, spec.user))
+        found = mine.draw(above, random) if mine is not None and len(mine) >= _ENOUGH else None
         if found is None:
-            found = self._of_all[bool(said_ms)].draw(above, chance)
+            found = self._of_all[bool(stated_ms)].draw(above, random)
         if found is None:
-            return said_ms
-        return max(found * said_ms // 1000, so_far_ms + 1) if said_ms else found
+            return stated_ms
+        return max(found * stated_ms // 1000, so_far_ms + 1) if stated_ms else found
 
 
-class _Drawn:
+class _DrawnRunTimes:
     """Run times of one future. The members of a gang end together."""
 
-    def __init__(self, run_times: RunTimes, chance: RandomSource) -> None:
-        self._run_times, self._chance = run_times, chance
+    def __init__(self, run_times: RunTimes, random: RandomSource) -> None:
+        self._run_times, self._random = run_times, random
         self._drawn: dict[tuple[JobId, int], int] = {}
 
     def __call__(self, run: Run, spec: JobSpec, so_far_ms: int) -> int:
         key = (run.job, run.attempt)
         if key not in self._drawn:
-            self._drawn[key] = self._run_times.draw(spec, so_far_ms, self._chance)
+            self._drawn[key] = self._run_times.draw(spec, so_far_ms, self._random)
         return self._drawn[key]
 
 
 class Forecasts:
-    """What was foretold and what came of it. `learned` and `started` are to be called with what happens, `foresee` now
-    and then; `keep` takes in what was foreseen."""
+    """Forecasts and their grades. `ended` and `started` report what happens, `predict` computes forecasts, and `keep`
+    stores them."""
 
     def __init__(self) -> None:
         self.run_times = RunTimes()
@@ -221,16 +206,16 @@ class Forecasts:
         self._grades: deque[Grade] = deque(maxlen=_GRADES)
         self._covered = 0
 
-    # ------------------------------------------------------------------------------------------ what happens
+    # ---------------------------------------------------------------------------------------------- events
 
     def ended(self, job: Job) -> None:
-        """Only work that came to its own end tells how long such work takes."""
+        """Learn the run time of a job that succeeded."""
         if job.state == "succeeded" and job.scheduled_ms and job.finished_ms:
             self.run_times.learn(job.spec, job.finished_ms - job.scheduled_ms)
         self.of.pop(job.id, None)
 
     def started(self, job: JobId, at_ms: int) -> list[Grade]:
-        """Every forecast that was kept for it is graded."""
+        """Grade all forecasts of a job that started."""
         grades = []
         for forecast in self.of.pop(job, ()):
             grades.append(Grade(at_ms - forecast.p50_ms, at_ms <= forecast.p90_ms, _stretch(forecast, at_ms)))
@@ -240,12 +225,12 @@ class Forecasts:
     def _add(self, grades: Iterable[Grade]) -> None:
         for grade in grades:
             if len(self._grades) == _GRADES:
-                self._covered -= self._grades[0].covered  # it makes way
+                self._covered -= self._grades[0].covered  # it is dropped
             self._grades.append(grade)
             self._covered += grade.covered
 
     def forget(self, waiting: Iterable[JobId]) -> None:
-        """Keep only what was foretold of these."""
+        """Drop the forecasts of all other jobs."""
         known = set(waiting)
         self.of = {job: kept for job, kept in self.of.items() if job in known}
 
@@ -262,55 +247,55 @@ class Forecasts:
 
     @property
     def covered_percent(self) -> int:
-        """Of the last forecasts so many in a hundred were right: the job started by its P90."""
+        """The percentage of graded forecasts whose job started by P90."""
         return self._covered * 100 // max(len(self._grades), 1)
 
-    # -------------------------------------------------------------------------------------------- foretelling
+    # ------------------------------------------------------------------------------------------ predicting
 
     def stretch(self, now_ms: int) -> int:
-        """By how much P90 is stretched, in thousandths: by as much as `_AIM` of a hundred past ones would have needed.
+        """By how much P90 is stretched, in thousandths: what `_PERCENTILE` of a hundred past forecasts would have needed.
 
-        Those who still wait count as well. Of them it is known only that they need more than the time so far; without them
-        only the lucky ones would be learned from (this is the estimate of Kaplan and Meier)."""
+        Pending jobs count too: they need more than the time so far. Without them only early starts would count (this is the
+        Kaplan-Meier estimator)."""
         known = [(grade.stretch, True) for grade in self._grades]
         known += [(_stretch(forecast, now_ms), False) for kept in self.of.values() for forecast in kept]
         known.sort()
-        least = _LEAST if self.graded >= _GRADES_NEEDED else _AT_FIRST
+        least = _MIN_STRETCH if self.graded >= _GRADES_NEEDED else _INITIAL_STRETCH
         late = _CERTAIN
         for place, (stretch, started) in enumerate(known):
             if started:
                 others = len(known) - place - 1
                 late = late * others // (others + 1)
-                if late * 100 <= (100 - _AIM) * _CERTAIN:
-                    return min(max(stretch, least), _MOST)
-        return min(max(known[-1][0] if known else 0, least), _MOST)
+                if late * 100 <= (100 - _PERCENTILE) * _CERTAIN:
+                    return min(max(stretch, least), _MAX_STRETCH)
+        return min(max(known[-1][0] if known else 0, least), _MAX_STRETCH)
 
-    def foresee(
+    def predict(
         self,
         controller: Controller,
         now_ms: int,
-        chance: Callable[[int], RandomSource],
+        random: Callable[[int], RandomSource],
         *,
         futures: int = FUTURES,
         max_steps: int = 20_000,
         begins: Mapping[RunId, int] | None = None,
         go_on: Callable[[], bool] = lambda: True,
     ) -> dict[JobId, Forecast]:
-        """A forecast for each job that starts in nine of ten futures. `controller` is a twin, and is left as it is; `chance`
-        gives each future, by number, what it is drawn with; `begins`: when runs in a backend's own line will.
-        If `go_on` ends it early those futures count that were seen to their end, or else the first as far as it was."""
+        """A forecast for each job that starts in nine of ten futures. `controller`: a clone, which is not changed. `random`:
+        the random source of a future, by number. `begins`: see `look_ahead`. If `go_on` ends it early, complete futures
+        count, or else the first one as far as it got."""
         starts: dict[JobId, list[int]] = {}
         waiting = {id for id, job in controller.cluster.jobs.items() if job.state == "pending"}
         first_id = max(controller.cluster.jobs, default=0) + 1
-        most = min(_NEWCOMERS + len(waiting), _MOST_NEWCOMERS)
+        most = min(_ARRIVALS + len(waiting), _MAX_ARRIVALS)
         seen = 0
         for number in range(futures):
-            drawn, dice = _Drawn(self.run_times, chance(number)), chance(number + futures)
+            run_times, random_arrivals = _DrawnRunTimes(self.run_times, random(number)), random(number + futures)
             ahead = look_ahead(
                 clone_controller(controller),
                 now_ms,
-                drawn,
-                arrivals=self.arrivals.draw(now_ms, first_id, most, dice),
+                run_times,
+                arrivals=self.arrivals.draw(now_ms, first_id, most, random_arrivals),
                 awaited=waiting,
                 begins=begins,
                 max_steps=max_steps,
@@ -336,10 +321,10 @@ class Forecasts:
         for job, forecast in found.items():
             kept = self.of.setdefault(job, [])
             kept.append(forecast)
-            if len(kept) > _KEPT:
-                del kept[1::2]  # the first and the latest stay; of those between every other one
+            if len(kept) > _FORECASTS_KEPT:
+                del kept[1::2]  # keep the first, the latest, and every other one in between
 
-    # ------------------------------------------------------------------------------------------- over a restart
+    # ----------------------------------------------------------------------------------------- persistence
 
     def record(self) -> Record:
         ends = {job: [*kept[:1], *kept[1:][-1:]] for job, kept in self.of.items()}
@@ -351,7 +336,7 @@ class Forecasts:
 
 
 def _forecast(times: list[int], futures: int, now_ms: int, stretch: int) -> Forecast | None:
-    """`times` are those of the futures in which it starts; it may not start at all in some."""
+    """`times`: the starts in those futures in which the job starts."""
     middle, late = -(-futures // 2) - 1, -(-futures * 9 // 10) - 1
     if len(times) <= late:
         return None
@@ -361,10 +346,10 @@ def _forecast(times: list[int], futures: int, now_ms: int, stretch: int) -> Fore
 
 
 def _stretch(forecast: Forecast, at_ms: int) -> int:
-    """How many thousandths of what the runs ahead had reached is the wait until `at_ms`."""
+    """The wait until `at_ms`, in thousandths of the wait that the lookaheads predicted."""
     waited, reach = at_ms - forecast.made_ms, forecast.reach_ms - forecast.made_ms
     return (waited + _FLOOR_MS) * 1000 // (reach + _FLOOR_MS)
 
 
-def _said_ms(spec: JobSpec) -> int:
+def _stated_ms(spec: JobSpec) -> int:
     return spec.estimate_ms or spec.timeout_ms

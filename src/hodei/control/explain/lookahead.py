@@ -1,7 +1,7 @@
-"""What would happen if things went as expected: the real controller, moved forward through time that has not come yet.
+"""Lookahead: a clone of the controller steps through simulated time.
 
-A twin of the live controller (see `control.clone`) is stepped from one expected end to the next. How long runs take is
-for the caller to say. Nothing here knows what time it is, and nothing is done: orders to start and stop are obeyed on paper.
+It is stepped from one expected end of a run to the next; the caller provides the run times. No clock is read, and orders
+to start and stop have no effect outside the simulation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 __all__ = ["Evicted", "Lookahead", "Started", "clone_controller", "corrected_ms", "look_ahead"]
 
 DAY_MS = 86_400_000
-# How often a controller is woken that asks for it without deciding anything then: less and less often, up to this.
-_LONGEST_NAP_MS = 3_600_000
-_SHORTEST_NAP_MS = 1000
+# Pauses between timed steps that decide nothing: they grow from the shortest to the longest.
+_LONGEST_PAUSE_MS = 3_600_000
+_SHORTEST_PAUSE_MS = 1000
 
-# How long a run takes in all that has gone on for `so_far_ms` already; 0 for "nobody knows": then it does not end.
+# The total run time of a run that has run for `so_far_ms`; 0: unknown, it never ends.
 RunMs = Callable[[Run, JobSpec, int], int]
 
 
 class Started(Struct, frozen=True):
-    """The first start of a job that waited. `nodes`: the first twenty."""
+    """The first start of a pending job. `nodes`: the first twenty."""
 
     at_ms: int
     nodes: tuple[NodeName, ...]
@@ -40,7 +40,7 @@ class Started(Struct, frozen=True):
 
 
 class Evicted(Struct, frozen=True):
-    """A job told to go, `by` the one that takes its place (0: not for another's sake)."""
+    """A stopped job; `by`: the preemptor (0: none)."""
 
     job: JobId
     at_ms: int
@@ -48,17 +48,17 @@ class Evicted(Struct, frozen=True):
 
 
 class Lookahead(Struct):
-    """`end`: nobody waits any more (done), nothing that could help is in sight (stuck), or a limit was reached."""
+    """`end`: no job is pending (done), nothing more will happen (stuck), or a limit was reached."""
 
     starts: dict[JobId, Started] = {}
-    gone: list[Evicted] = []
+    evicted: list[Evicted] = []
     end: Literal["done", "stuck", "steps", "horizon", "stopped"] = "done"
     at_ms: int = 0
     steps: int = 0
 
 
 def corrected_ms(total_ms: int, so_far_ms: int) -> int:
-    """A run that has outlived its estimate is expected to take twice as long, and twice again, as the book has it."""
+    """A run beyond its estimate is expected to take twice as long, and twice again, as in the availability profile."""
     if total_ms <= 0:
         return 0
     while total_ms <= so_far_ms:
@@ -79,16 +79,18 @@ def look_ahead(
     horizon_ms: int = 365 * DAY_MS,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Lookahead:
-    """Step `controller` (which must be a twin: it is changed) until nobody waits, or as far as the limits allow.
+    """Step `controller` (a clone: it is changed) until no job is pending, or up to the limits.
 
-    `facts` happen at once; `arrivals` are jobs still to come, in order of time. If some are `awaited`, it is done as soon as
-    all of these have started, whoever else still waits. `begins`: when runs will begin that are placed and wait in the line
-    of a backend. `go_on` is asked before each step.
+    `facts` happen first; `arrivals`: future jobs, in order of time. With `awaited` it ends when all of these have started.
+    `begins`: when placed runs that wait in the queue of a backend will start. `go_on` is called before each step; False
+    ends it.
     """
-    return _Walk(controller, now_ms, run_ms, awaited, begins).go(facts, arrivals, max_steps, now_ms + horizon_ms, go_on)
+    return _Simulation(controller, now_ms, run_ms, awaited, begins).run(
+        facts, arrivals, max_steps, now_ms + horizon_ms, go_on
+    )
 
 
-class _Walk:
+class _Simulation:
     def __init__(
         self,
         controller: Controller,
@@ -102,12 +104,12 @@ class _Walk:
         self._numbers = count()
         self._live: set[RunId] = set()
         self._stopped: list[RunId] = []
-        self._nap_ms = _SHORTEST_NAP_MS
+        self._pause_ms = _SHORTEST_PAUSE_MS
         self._awaited = None if awaited is None else set(awaited)
         self._begins = begins or {}
         self._out = Lookahead({}, [])
 
-    def go(
+    def run(
         self,
         facts: Sequence[Fact],
         arrivals: Iterable[tuple[int, Job]],
@@ -116,7 +118,7 @@ class _Walk:
         go_on: Callable[[], bool],
     ) -> Lookahead:
         out, now_ms = self._out, self._now_ms
-        self._see_what_runs()
+        self._add_live_runs()
         coming = iter(arrivals)
         arrival = next(coming, None)
         due: list[Fact] = list(facts)
@@ -135,7 +137,7 @@ class _Walk:
             due = [RunObserved(run, "stopped", now_ms, 143) for run in self._stopped]
             self._stopped = []
             if due:
-                continue  # what is told to stop stops at once
+                continue  # stopped runs end at once
             then_ms = self._next_ms(now_ms, arrival)
             if then_ms is None:
                 return self._over("stuck")
@@ -148,16 +150,16 @@ class _Walk:
                     self._live.discard(run)
                     due.append(RunObserved(run, "succeeded", now_ms, 0))
 
-    def _all_started(self, all_came: bool) -> bool:
+    def _all_started(self, no_more_arrivals: bool) -> bool:
         if self._awaited is not None and not self._awaited:
             return True
-        return all_came and not self._stopped and not any(self._controller.pending().values())
+        return no_more_arrivals and not self._stopped and not any(self._controller.pending().values())
 
     def _over(self, end: Literal["done", "stuck", "steps", "horizon", "stopped"]) -> Lookahead:
         self._out.end = end
         return self._out
 
-    def _see_what_runs(self) -> None:
+    def _add_live_runs(self) -> None:
         cluster = self._controller.cluster
         for job in sorted(cluster.runs):
             for run in cluster.runs[job].values():
@@ -170,7 +172,7 @@ class _Walk:
                     self._expect(run, cluster.jobs[job].spec, run.started_ms or self._begin_ms(run))
 
     def _begin_ms(self, run: Run) -> int:
-        """Of a run that is placed: at once, or when its turn comes in the line that it is in."""
+        """The start of a placed run: at once, or when its turn comes in the queue of its backend."""
         return max(self._begins[run.id], self._now_ms) if run.id in self._begins else run.placed_ms
 
     def _expect(self, run: Run, spec: JobSpec, since_ms: int) -> None:
@@ -190,11 +192,11 @@ class _Walk:
                 self._expect(act.run, act.spec, now_ms)
             elif type(act) is Stop and act.run in self._live:
                 self._stop(act.run)
-        self._note(step, now_ms)
+        self._record(step, now_ms)
         decided = bool(facts or step.plan.binds or step.plan.evictions)
-        self._nap_ms = _SHORTEST_NAP_MS if decided else min(self._nap_ms * 2, _LONGEST_NAP_MS)
+        self._pause_ms = _SHORTEST_PAUSE_MS if decided else min(self._pause_ms * 2, _LONGEST_PAUSE_MS)
 
-    def _note(self, step: Step, now_ms: int) -> None:
+    def _record(self, step: Step, now_ms: int) -> None:
         placed: dict[JobId, list[NodeName]] = {}
         kinds: dict[JobId, str] = {}
         for bind in step.plan.binds:
@@ -202,17 +204,17 @@ class _Walk:
             kinds[bind.job] = bind.kind
         jobs, starts = self._controller.cluster.jobs, self._out.starts
         for job, nodes in placed.items():
-            # Members that join a gang which runs already are no start of it.
+            # Members that join a running gang are not a start of it.
             if job not in starts and jobs[job].scheduled_ms == now_ms:
                 starts[job] = Started(now_ms, tuple(sorted(set(nodes))[:20]), kinds[job])
                 if self._awaited is not None:
                     self._awaited.discard(job)
-        # Besides those who make room for others: whoever leaves a node that goes, or a window that ends.
-        going = {eviction.job: eviction.preemptor for eviction in step.plan.evictions}
+        # Besides victims: runs stopped because of their node or the end of a reservation.
+        stopped = {eviction.job: eviction.preemptor for eviction in step.plan.evictions}
         for act in step.acts:
             if type(act) is Stop:
-                going.setdefault(job_of(act.run), 0)
-        self._out.gone += [Evicted(job, now_ms, by) for job, by in going.items()]
+                stopped.setdefault(job_of(act.run), 0)
+        self._out.evicted += [Evicted(job, now_ms, by) for job, by in stopped.items()]
 
     def _stop(self, run: RunId) -> None:
         self._live.discard(run)
@@ -226,6 +228,6 @@ class _Walk:
             times.append(arrival[0])
         wake_ms = self._controller.next_wakeup_ms(now_ms)
         if wake_ms is not None:
-            # Those whom only time may help are tried every second in real life; here that would be most of the steps.
-            times.append(wake_ms if wake_ms <= now_ms else max(wake_ms, now_ms + self._nap_ms))
+            # Timed retries happen every second in reality; here they would be most of the steps.
+            times.append(wake_ms if wake_ms <= now_ms else max(wake_ms, now_ms + self._pause_ms))
         return max(min(times), now_ms) if times else None

@@ -1,10 +1,10 @@
-"""What would have to be different about a job for it to start now: single changes, each tried before it is told.
+"""Suggestions: single changes that would let a pending job start now, and the run whose end would.
 
-Plugins propose (see `engine.changes`); here each proposal is put into a copy of the spec and taken through the real
-engine on the live table, and undone. Whoever calls this does so inside `table.trial()`.
+Plugins propose (see `engine.changes`); each is applied to a copy of the spec, tried by the real engine on the live
+table, and undone. Call it inside `table.trial()`.
 
-The smallest comes first, in this order: a resource lowered by up to half (the smallest cut first), a toleration, a rule
-dropped, fewer members, a resource lowered by more than half.
+The smallest change comes first: a resource lowered by up to half (the smallest cut first), a toleration, a dropped rule,
+fewer members, a resource lowered by more than half.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Decision, Job, JobSpec
 from hodei.model.node import Grant
 
-SUGGESTIONS_SHOWN = 5
-# Every try costs as much as placing the gang, and `why` must answer at once: fewer tries of a large gang in a wide cluster.
+MAX_SUGGESTIONS = 5
+# A try costs as much as placing the gang, and `why` must answer quickly: fewer tries of a large gang in a large cluster.
 _MAX_TRIES = 40
-_LARGE = 500
-# In a wider cluster a gang of unequal tasks is tried in one order only, as the search for another takes too long.
-_SEARCHED = 64
+_LARGE_GANG = 500
+# In a larger cluster a gang of different tasks is tried in one order only: the search for another takes too long.
+_MAX_NODES_SEARCHED = 64
 _HALF = 5_000
 _ORDER = {"lower": 0, "tolerate": 1, "drop": 2, "members": 3}
 _DEEP_CUT = 4
 
 
 class _Found(Struct, frozen=True):
-    """A change that helps: the gang as it would be, and where the trial put it."""
+    """A change that helps: the changed gang, and its placements in the trial."""
 
     change: Change
     patch: Patch
@@ -51,21 +51,21 @@ class _Found(Struct, frozen=True):
 
 
 def suggestions(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Suggestion, ...]:
-    """The smallest single changes that make a gang placeable which has just been refused; none if there is none."""
+    """The smallest single changes that let a refused gang start."""
     layout_plugins = {plugin.name for plugin in engine.profile(gang).layouts}
     if not engine.table.names or any(not v.count and v.reason.plugin not in layout_plugins for v in refusal.verdicts):
-        return ()  # nothing to go to, or refused as a whole: no rule of the job stands in the way of a node
-    bench = _Bench(engine, gang, view)
-    proposed = {(_task(member, change), change.text): (member, change) for member, change in bench.proposals(refusal)}
-    # How many members fit is known already: tried first, so that it is told even if the tries run out.
-    in_turn = sorted(proposed.values(), key=lambda one: (one[1].kind != "members", _smallness(one)))
-    found = [bench.best(member, change) for member, change in in_turn]
+        return ()  # no nodes, or refused as a whole: no rule of the job excludes a node
+    trial = _Trial(engine, gang, view)
+    proposed = {(_task(member, change), change.text): (member, change) for member, change in trial.proposals(refusal)}
+    # The number of members that fit is known: it is tried first, before the tries run out.
+    in_turn = sorted(proposed.values(), key=lambda one: (one[1].kind != "members", _size(one)))
+    found = [trial.best(member, change) for member, change in in_turn]
     kept = {one.patch.task + one.change.text: one for one in found if one is not None}
-    smallest = sorted(kept.values(), key=lambda one: _smallness((one.gang.members[0], one.change)))
-    return tuple(bench.told(one) for one in smallest[:SUGGESTIONS_SHOWN])
+    smallest = sorted(kept.values(), key=lambda one: _size((one.gang.members[0], one.change)))
+    return tuple(trial.suggestion(one) for one in smallest[:MAX_SUGGESTIONS])
 
 
-def _smallness(proposal: tuple[Member, Change]) -> tuple[int, int, str]:
+def _size(proposal: tuple[Member, Change]) -> tuple[int, int, str]:
     change = proposal[1]
     kind = _DEEP_CUT if change.kind == "lower" and change.cut > _HALF else _ORDER[change.kind]
     return kind, change.cut, change.text
@@ -75,36 +75,35 @@ def _task(member: Member, change: Change) -> str:
     return "" if change.whole_job else member.task.name
 
 
-class _Bench:
-    """Where changes are tried: an engine of its own over the live table, so that the caches of the real one stay as
-    they are."""
+class _Trial:
+    """Tries changes with an engine of its own over the live table, so that the caches of the real one stay intact."""
 
     def __init__(self, engine: Engine, gang: Gang, view: View) -> None:
         self._gang, self._view = gang, view
         self._profile = engine.profile(gang)
         self._engine = Engine(engine.table, {gang.job.profile: self._profile})
         self._tries_left = _MAX_TRIES
-        self._wide = len(engine.table.names) > _SEARCHED
+        self._large = len(engine.table.names) > _MAX_NODES_SEARCHED
 
     # ----------------------------------------------------------------------------------------- proposing
 
     def proposals(self, refusal: Refusal) -> Iterator[tuple[Member, Change]]:
         laid_out = any(not verdict.count for verdict in refusal.verdicts)
         for member in self._gang.members:
-            for change in self._by_plugins(member):
+            for change in self._proposed_by_filters(member):
                 yield member, change
             if laid_out:
                 for plugin in self._profile.layouts:
-                    for change in self._told_by(plugin, member, self._engine.table.view()):
+                    for change in self._proposed_by(plugin, member, self._engine.table.view()):
                         yield member, change
             task = member.task
-            # How many fit is known only if they may lie anywhere.
+            # The number that fits is known only without layouts.
             known = len(self._gang.members) == 1 and not laid_out
             most = refusal.fitted if known else task.needed - 1
             if 0 < most < task.needed:
                 yield member, fewer_members(task, most)
 
-    def _by_plugins(self, member: Member) -> Iterator[Change]:
+    def _proposed_by_filters(self, member: Member) -> Iterator[Change]:
         table, runner = self._engine.table, self._engine.runner
         refused = [runner.refused(plugin, member, table.view(), self._view) for plugin in self._profile.filters]
         count: Ints = np.zeros(len(table.names), dtype=np.int64)
@@ -120,20 +119,20 @@ class _Bench:
             if not hasattr(plugin, "suggest"):
                 silent |= mask is not None and bool(mask.any())
                 continue
-            yield from self._told_by(plugin, member, table.view(rows))
+            yield from self._proposed_by(plugin, member, table.view(rows))
         if silent or len(self._gang.members) > 1 or member.task.count > 1:
             yield from drop_placement_rules(member.task)
 
-    def _told_by(self, plugin: Any, member: Member, nodes: Nodes) -> list[Change]:
+    def _proposed_by(self, plugin: Any, member: Member, nodes: Nodes) -> list[Change]:
         try:
             return list(plugin.suggest(member, nodes, self._view)) if hasattr(plugin, "suggest") else []
         except Exception:
-            return []  # a plugin that fails here has no proposal; the answer lives without it
+            return []  # a plugin that fails here proposes nothing
 
     # -------------------------------------------------------------------------------------------- trying
 
     def best(self, member: Member, change: Change) -> _Found | None:
-        """The change if it helps; one of an amount that is too large yet, with the largest amount that does."""
+        """The change if it helps; a change of an amount with the largest amount that helps."""
         found = self._try(member, change)
         if found is not None or change.amount <= 1:
             return found
@@ -148,7 +147,7 @@ class _Bench:
                     high = less.amount - 1
                     continue
                 found = better
-            low = middle  # nothing that reads well lies between the two
+            low = middle  # no round amount lies between the two
         return found
 
     def _try(self, member: Member, change: Change) -> _Found | None:
@@ -157,15 +156,15 @@ class _Bench:
         patch = Patch(_task(member, change), to_builtins(change.fields))
         gang = gang_of(self._gang.id, patch.applied_to(self._gang.job), self._gang.submitted_ms)
         gang.estimate_ms, gang.expected_ms = self._gang.estimate_ms, self._gang.expected_ms
-        self._tries_left -= len(gang.members) + gang.size // _LARGE if self._wide else 1
+        self._tries_left -= len(gang.members) + gang.size // _LARGE_GANG if self._large else 1
         self._profile.admit(gang)
-        result = self._engine.place(gang, self._view, search=not self._wide)
+        result = self._engine.place(gang, self._view, search=not self._large)
         if isinstance(result, Refusal):
             return None
         self._engine.withdraw(gang, result)
         return _Found(change, patch, gang, result)
 
-    def told(self, found: _Found) -> Suggestion:
+    def suggestion(self, found: _Found) -> Suggestion:
         engine, change, task = self._engine, found.change, found.patch.task
         changed = [member for member in found.gang.members if task in ("", member.task.name)]
         nodes = min(
@@ -179,11 +178,12 @@ class _Bench:
 
 
 # ----------------------------------------------------------------------------------------- single node
-# What one node says of a job: every objection to each of its tasks, or the score with which it could take it.
 
 
-def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: NodeName, now_ms: int) -> Explanation:
-    """The answer about a job, restricted to one node as it is now. NotFound if there is no such node."""
+def explain_on_node(
+    controller: Controller, spec: JobSpec, answer: Explanation, node: NodeName, now_ms: int
+) -> Explanation:
+    """The explanation of a job for one node: all objections to its tasks, or the score. NotFound for an unknown node."""
     table = controller.engine.table
     table.settle()
     row = table.row.get(node)
@@ -194,10 +194,10 @@ def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: No
     lacks: list[NearestMiss] = []
     gang = controller.gang(answer.job, spec, now_ms)
     if spec.profile in controller.engine.profiles:
-        blockers, could, lacks = _asked(controller, gang, row, controller.view(now_ms))
+        blockers, could, lacks = _evaluate(controller, gang, row, controller.view(now_ms))
     there = tuple(place for place in answer.placements if place.node == node)
     if answer.status not in ("waiting", "unsatisfiable"):
-        word = "could take another like it now" if not blockers else f"says no to it now: {_texts(blockers)}"
+        word = "could take another one like it now" if not blockers else f"would refuse it now: {_texts(blockers)}"
         return structs.replace(
             answer, summary=f"{answer.summary}; {node} {word}", placements=there, blockers=tuple(blockers), nodes=1,
             feasible=int(not blockers),
@@ -211,7 +211,7 @@ def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: No
     )  # fmt: skip
 
 
-def _asked(
+def _evaluate(
     controller: Controller, gang: Gang, row: int, view: View
 ) -> tuple[list[Blocker], list[Placement], list[NearestMiss]]:
     engine, table = controller.engine, controller.engine.table
@@ -242,7 +242,7 @@ def _asked(
 
 def _summary(node: NodeName, gang: Gang, blockers: list[Blocker], could: list[Placement]) -> str:
     if not blockers:
-        size = "one member of it at least" if gang.size > 1 else "it"
+        size = "at least one member of it" if gang.size > 1 else "it"
         scores = ", ".join(f"{place.decision.chosen.score / 100:.1f}" for place in could if place.decision)
         return f"{node} could take {size}" + (f" with a score of {scores} of 100" if scores else "")
     fine = f"; it could take {', '.join(place.task for place in could)}" if could else ""
@@ -253,12 +253,14 @@ def _texts(blockers: list[Blocker]) -> str:
     return "; ".join(dict.fromkeys(blocker.text for blocker in blockers))
 
 
-# The soonest ends that are looked at; further away an estimate says little.
-_ENDS = 1000
+# ---------------------------------------------------------------------------------------- next release
+
+# The first expected ends that are considered; later ones are too uncertain.
+_MAX_ENDS = 1000
 
 
 class Release(Struct, frozen=True):
-    """A run that is expected to end, and the room that it will leave."""
+    """The expected end of a run, and the capacity that it frees."""
 
     at_ms: int
     run: RunId
@@ -269,24 +271,24 @@ class Release(Struct, frozen=True):
 
 
 def next_release(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> Release | None:
-    """The first expected end after which the gang fits, all ends before it included; None if estimates do not tell.
-    To be called inside `table.trial()`."""
+    """The first expected end after which the gang fits, with all earlier ends; None if estimates do not tell. Call it
+    inside `table.trial()`."""
     table = engine.table
-    ends = _expected(engine, cluster, gang, view)
-    bench = Engine(table, {gang.job.profile: engine.profile(gang)})
-    gone = 0
+    ends = _expected_ends(engine, cluster, gang, view)
+    engine_of_trial = Engine(table, {gang.job.profile: engine.profile(gang)})
+    released = 0
 
     def fits_after(number: int) -> bool:
-        nonlocal gone
-        for end in ends[gone:number]:
+        nonlocal released
+        for end in ends[released:number]:
             table.release(end.row, end.member.task.request, end.member, end.grant)
-        for end in ends[number:gone]:
+        for end in ends[number:released]:
             table.place(end.row, end.member.task.request, end.member, end.grant)
-        gone = number
-        result = bench.place(gang, view, search=False)
+        released = number
+        result = engine_of_trial.place(gang, view, search=False)
         if isinstance(result, Refusal):
             return False
-        bench.withdraw(gang, result)
+        engine_of_trial.withdraw(gang, result)
         return True
 
     low, high = 1, len(ends)
@@ -301,12 +303,12 @@ def next_release(engine: Engine, cluster: ClusterState, gang: Gang, view: View) 
                 low = middle + 1
         return ends[low - 1]
     finally:
-        for end in ends[:gone]:
+        for end in ends[:released]:
             table.place(end.row, end.member.task.request, end.member, end.grant)
 
 
-def _expected(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> list[Release]:
-    """Runs with an estimate on nodes that only others' work keeps from the gang, the soonest end first."""
+def _expected_ends(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> list[Release]:
+    """Runs with an estimate on nodes where only other work blocks the gang, the earliest end first."""
     table = engine.table
     open_rows = table.view().none()
     for member in gang.members:
@@ -320,4 +322,4 @@ def _expected(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> 
                 at_ms = (run.started_ms or run.placed_ms) + job.spec.estimate_ms
                 ends.append(Release(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member)), run.grant))
     ends.sort(key=lambda end: (end.at_ms, end.run))
-    return ends[:_ENDS]
+    return ends[:_MAX_ENDS]

@@ -1,12 +1,12 @@
-"""Why a job waits, why it landed there, what would happen: one explanation, by the engine that decides.
+"""Explanations of jobs, by the engine that decides: why one waits, why it runs there, what would happen to a new one.
 
-Whether a job could start now is not argued but tried, on the live table, and undone. So is every change to a job that is
-proposed here (`suggestion`), and the work whose end it waits for (`patience`).
+Whether a job could start now is tried on the live table and undone. So are all suggested changes, and the run whose end it
+waits for (`suggestions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -49,7 +49,7 @@ from hodei.model.resources import format_duration, format_time
 if TYPE_CHECKING:
     from hodei.control.controller import Controller
 
-_TRIGGER_WORDS = {
+_TRIGGER_TEXTS = {
     "run_ended": "a run ends",
     "node_joined": "a node joins",
     "node_changed": "a node changes",
@@ -57,18 +57,18 @@ _TRIGGER_WORDS = {
     "run_placed": "another job is placed",
     "time": "time passes",
 }
-_DOWN = "see `hodei backend list`; it is tried again by itself and the job starts when one is back"
-# Trying changes takes a while; of a long list of planned jobs only the first that would wait are told some.
-_PLANS_REPAIRED = 5
+_DOWN = "see `hodei backend list`; backends are retried automatically, and the job starts when one is available"
+# Suggestions take time: in a plan of many jobs only the first that would wait get some.
+_PLANS_WITH_SUGGESTIONS = 5
 
 
 def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
-    """For a job that has not ended; None if it is not known here."""
+    """For a job that has not ended; None for an unknown one."""
     known = controller.cluster.jobs.get(job)
     if known is None:
         return None
     if known.state == "held":
-        text = "held: it is not considered until it is released"
+        text = "held: it is not scheduled until it is released"
         return _about(
             controller,
             known,
@@ -81,13 +81,13 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
     if (outside := controller.arrays.explain(known, now_ms, controller.beat_ms)) is not None:
         return outside
     if known.state == "pending":
-        return in_time(controller, known, _waiting(controller, known, now_ms), now_ms)
-    answer = landed(known, list(controller.cluster.runs.get(job, {}).values()), now_ms, controller.beat_ms)
-    return in_time(controller, known, answer, now_ms)
+        return _add_timing(controller, known, _waiting(controller, known, now_ms), now_ms)
+    answer = explain_placement(known, list(controller.cluster.runs.get(job, {}).values()), now_ms, controller.beat_ms)
+    return _add_timing(controller, known, answer, now_ms)
 
 
-def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
-    """For a job that was placed at least once: where, and why there. Needs the job and its runs alone."""
+def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
+    """For a job that was placed at least once: where, and why there. Needs only the job and its runs."""
     gang = list(latest_runs(run for run in runs if run.attempt >= job.first_attempt).values())
     places = tuple(Placement(run.node, run.task, run.member, run.id, run.state, run.decision) for run in gang)
     live = [run for run in gang if run.state not in RUN_ENDED] if job.state == "running" else []
@@ -113,11 +113,9 @@ def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Expl
     )  # fmt: skip
 
 
-def in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
-    """For a job that was placed and whose start these backends have not answered for."""
-    text = (
-        f"whether it has started is not known: backend {', '.join(backends)} has not answered yet, and is asked again"
-    )
+def explain_start_in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
+    """For a placed job whose start these backends have not confirmed."""
+    text = f"it is not known whether it has started: backend {', '.join(backends)} has not answered yet, and is asked again"
     return structs.replace(
         found, code="START_IN_DOUBT", summary=f"{found.summary.removesuffix(', about to start')}; {text}"
     )
@@ -126,7 +124,7 @@ def in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
 def plan(
     controller: Controller, specs: Sequence[JobSpec], now_ms: int, dependency_statuses: Sequence[DependencyStatus] = ()
 ) -> list[Explanation]:
-    """What would become of these jobs if they were submitted now, in this order. Nothing is changed."""
+    """What would happen to these jobs if they were submitted now, in this order. Nothing is changed."""
     out, engine = list[Explanation](), controller.engine
     specs = controller.accounts.admit(specs)
     controller.gate.check(specs, controller.pending())
@@ -135,13 +133,13 @@ def plan(
     with engine.table.trial():
         kept: list[tuple[Gang, list[Placed]]] = []
         refused = 0
-        last: JobSpec | None = None  # the one before, if it was refused
+        last: JobSpec | None = None  # the previous one, if it was refused
         for spec in specs:
             if last is not None and spec == last:
-                out.append(out[-1])  # nothing has changed since: many that are alike are one question
+                out.append(out[-1])  # nothing has changed since: equal jobs get equal answers
                 continue
             last = None
-            if (waits := would_wait(controller, spec, dependency_statuses, now_ms)) is not None:
+            if (waits := _would_wait(controller, spec, dependency_statuses, now_ms)) is not None:
                 out.append(waits)
                 continue
             gang = controller.gang(0, spec, now_ms)
@@ -153,7 +151,9 @@ def plan(
                 out.append(_would_preempt(spec, taking, now_ms))
             elif isinstance(result, Refusal):
                 refused, last = refused + 1, spec
-                out.append(_refused(controller, spec, gang, result, now_ms, suggestion=refused <= _PLANS_REPAIRED))
+                out.append(
+                    _refused(controller, spec, gang, result, now_ms, suggestion=refused <= _PLANS_WITH_SUGGESTIONS)
+                )
             else:
                 kept.append((gang, result))
                 out.append(_would_start(spec, result, now_ms))
@@ -169,24 +169,24 @@ def plan(
 def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     hold = controller.preemption.holds.get(job.id)
     if hold is not None:
-        trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped, or other room appears"
+        trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped, or other capacity is freed"
         return _about(controller, job, now_ms, "waiting", "PREEMPTING", job.reason, next_trigger=trigger)
-    for_others = waiting_for(controller, job, now_ms, why)
+    for_others = _waiting_for_others(controller, job, now_ms)
     if for_others is not None:
         return for_others
     paused = controller.profile_router.routing.availability
     if job.spec.profile in paused.paused:
         text = f"{paused.problem(job.spec.profile)}: none of its jobs starts"
         return _about(controller, job, now_ms, "waiting", "PROFILE_PAUSED", text, next_trigger="when it is resumed")
-    line = controller.queues[job.spec.profile]
-    gang = line.gangs.get(job.id)
+    queue = controller.queues[job.spec.profile]
+    gang = queue.gangs.get(job.id)
     if gang is None:
-        text = "it has come just now and takes its place in line at once"
+        text = "it was submitted just now and joins the queue in the next step"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle")
     past = with_last_preemption(job, "")
-    queue = QueuePosition(line.position(gang, controller.view(now_ms)), len(line))
-    common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
-    until = line.backing_off_until(job.id)
+    position = QueuePosition(queue.position(gang, controller.view(now_ms)), len(queue))
+    common = {"queue": position, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
+    until = queue.backing_off_until(job.id)
     if until > now_ms:
         text = f"waits {format_duration((until - now_ms + 999) // 1000 * 1000)} before the next try: {job.reason}"
         return _about(controller, job, now_ms, "waiting", "BACKOFF", text, next_attempt_ms=until,
@@ -202,7 +202,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
             explanation = _refused(controller, job.spec, gang, result, now_ms)
     engine.runner.take_faults()
     if explanation is None:
-        text = f"{past}there is room for it; it is number {queue.position} of {queue.pending} in the queue"
+        text = f"{past}there is room for it; it is number {position.position} of {position.pending} in the queue"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle", **common)
     return _about(
         controller, job, now_ms, explanation.status, explanation.code, past + explanation.summary, nodes=explanation.nodes,
@@ -215,68 +215,72 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
 def _refused(
     controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int, *, suggestion: bool = True
 ) -> Explanation:
-    """To be called inside a trial."""
+    """Call it inside a trial."""
     engine, view = controller.engine, controller.view(now_ms)
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
     down = controller.backend_availability.problem(gang, refusal)
-    hopeless = None if down else controller.gate.never_fits(spec)
-    cures = suggestions(engine, gang, refusal, view) if suggestion else ()
-    cause = hopeless or refusal
+    impossible = None if down else controller.gate.never_fits(spec)
+    changes = suggestions(engine, gang, refusal, view) if suggestion else ()
+    cause = impossible or refusal
     text, code = summary(cause.verdicts, cause.nodes), cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES"
-    whole = bool(cause.verdicts) and not cause.verdicts[0].count  # refused as a whole, not for want of one node
-    if cause.fitted and not whole:
-        when = "even when all nodes are idle" if hopeless else "now, all must start together"
+    as_a_whole = bool(cause.verdicts) and not cause.verdicts[0].count  # refused before any node was evaluated
+    if cause.fitted and not as_a_whole:
+        when = "even when all nodes are idle" if impossible else "now, all must start together"
         text = f"{cause.fitted} of {gang.size} members fit {when}; for the next one {text}"
-    elif hopeless:
+    elif impossible:
         text = f"no node could take it even when idle; {text}"
-    guarded = None
-    if suggestion and not down and not hopeless and any(verdict.reason.evictable for verdict in refusal.verdicts):
-        guarded = controller.preemption.protected(gang, view)
+    protection = None
+    if suggestion and not down and not impossible and any(verdict.reason.evictable for verdict in refusal.verdicts):
+        protection = controller.preemption.protected(gang, view)
     if down:
         code, text = UNAVAILABLE, f"{down}; {text}"
-    elif guarded is not None:
-        code, text = "VICTIMS_PROTECTED", f"{_protected(guarded)}; {text}"
-    trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.requeue_on) if refusal.requeue_on else ""
+    elif protection is not None:
+        code, text = "VICTIMS_PROTECTED", f"{_describe_protection(protection)}; {text}"
+    trigger = "when " + " or ".join(_TRIGGER_TEXTS[cure] for cure in refusal.requeue_on) if refusal.requeue_on else ""
     return Explanation(
-        status="unsatisfiable" if hopeless else "waiting",
+        status="unsatisfiable" if impossible else "waiting",
         code=code, summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
-        nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, suggestions=cures,
+        nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, suggestions=changes,
         hint=controller.backend_availability.advice(spec) or _DOWN if down else
-        _advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if suggestion else "",
-        next_attempt_ms=guarded.until_ms if guarded is not None and guarded.until_ms < FOREVER else 0,
+        _advice(controller, gang, refusal, view, impossible=impossible is not None, changes=bool(changes)) if suggestion else "",
+        next_attempt_ms=protection.until_ms if protection is not None and protection.until_ms < FOREVER else 0,
     )  # fmt: skip
 
 
-def _protected(found: Protection) -> str:
+def _describe_protection(found: Protection) -> str:
     names = ", ".join(f"job {victim.id} ({victim.job.name})" for victim in found.victims[:5])
     more = " and more" if len(found.victims) > 5 else ""
-    until = f"until {format_time(found.until_ms)}" if found.until_ms < FOREVER else "for good"
+    until = f"until {format_time(found.until_ms)}" if found.until_ms < FOREVER else "permanently"
     if found.by == "budget":
-        return f"it could take the place of {names}{more}, but no more jobs are preempted {until} (budget)"
-    return f"it could take the place of {names}{more}, but victims are protected {until} ({found.by})"
+        return f"it could preempt {names}{more}, but no more jobs are preempted {until} (budget)"
+    return f"it could preempt {names}{more}, but victims are protected {until} ({found.by})"
 
 
-def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *, hopeless: bool, cures: bool) -> str:
+def _advice(
+    controller: Controller, gang: Gang, refusal: Refusal, view: View, *, impossible: bool, changes: bool
+) -> str:
     if not refusal.nodes or any(not verdict.count and not verdict.reason.evictable for verdict in refusal.verdicts):
-        return ""  # no rule about nodes stands in its way: the reason itself says all
-    if hopeless:
+        return ""  # no rule about nodes: the reason itself is enough
+    if impossible:
         if hints := _hints(refusal):
             return hints
-        change = "make one of these changes" if cures else "no single change to the job lets it start now: change more"
+        change = (
+            "make one of these changes" if changes else "no single change to the job lets it start now: change more"
+        )
         return f"{change}, or add or change a node"
-    alternative = "" if cures else "no single change to the job lets it start now; "
+    no_change = "" if changes else "no single change to the job lets it start now; "
     end = next_release(controller.engine, controller.cluster, gang, view)
     if end is None and "run_placed" in refusal.requeue_on:
-        return f"{alternative}wait: it depends on where other jobs are, which changes as they come and go"
+        return f"{no_change}wait: it depends on where other jobs run, which changes over time"
     if end is None:
-        return f"{alternative}wait: it fits when the nodes are idle and in service"
+        return f"{no_change}wait: it fits when the nodes are idle and in service"
     left_ms = end.at_ms - view.now_ms
     due = f"expected in {format_duration((left_ms + 999) // 1000 * 1000)}" if left_ms > 0 else "which is overdue"
-    return f"{alternative}wait: it fits when job {end.job.id} ({end.job.spec.name}) ends, {due}"
+    return f"{no_change}wait: it fits when job {end.job.id} ({end.job.spec.name}) ends, {due}"
 
 
 def _hints(refusal: Refusal) -> str:
-    """What the plugins themselves advise, if every node was refused by one that has advice."""
+    """The hints of plugins, if every node was refused by a plugin with a hint."""
     if sum(verdict.count for verdict in refusal.verdicts if verdict.reason.hint) < refusal.nodes:
         return ""
     return "; ".join(dict.fromkeys(verdict.reason.hint for verdict in refusal.verdicts if verdict.reason.hint))
@@ -285,8 +289,8 @@ def _hints(refusal: Refusal) -> str:
 def _all_blockers(
     engine: Engine, gang: Gang, refusal: Refusal, view: View
 ) -> tuple[tuple[Blocker, ...], NearestMiss | None, int]:
-    """Every objection to every task as things stand, before any member of the gang is placed. If each task alone has a
-    node to go to, what stands in the way is the gang's own size: then the objections met half-way are told."""
+    """All objections to every task before any member is placed. If each task alone fits somewhere, the size of the gang is
+    the problem: then the objections of the refusal, after some members were placed."""
     profile, out, miss, least = engine.profile(gang), list[Blocker](), None, -1
     for member in gang.members:
         found = objections(profile, engine.runner, member, engine.table, view)
@@ -327,7 +331,7 @@ def _would_preempt(spec: JobSpec, taking: Preemption, now_ms: int) -> Explanatio
     nodes = sorted({placed.node.name for placed in taking.placements})
     victims = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.victims[:5])
     leaving = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.leaving[:5])
-    how = f"would take the place of job {victims}" if victims else f"would wait for job {leaving}, which is stopping"
+    how = f"would preempt job {victims}" if victims else f"would wait for job {leaving}, which is stopping"
     text = f"{how}, on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
     trigger = "when they have stopped"
     return Explanation(
@@ -346,25 +350,24 @@ def _about(
 
 
 # -------------------------------------------------------------------------------------------- priority
-# What a waiting job's place in line comes from, by the line itself: the sum that orders it, term by term.
 
 
 def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> PriorityBreakdown | None:
-    """None for a job that does not wait in a line."""
+    """The terms that determine the queue position of a pending job; None for one that is not queued."""
     known = controller.cluster.jobs.get(job)
-    line = controller.queues.get(known.spec.profile) if known is not None else None
-    gang = line.gangs.get(job) if line is not None else None
-    if line is None or gang is None:
+    queue = controller.queues.get(known.spec.profile) if known is not None else None
+    gang = queue.gangs.get(job) if queue is not None else None
+    if queue is None or gang is None:
         return None
-    view, queue = controller.view(now_ms), line.profile.queue
+    view, policy = controller.view(now_ms), queue.profile.queue
     own = PriorityTerm("priority", gang.job.priority * 1000, "as submitted")
     waited = PriorityTerm("age", 0, f"has waited {format_duration(max(now_ms - gang.queued_ms, 0) // 1000 * 1000)}")
-    position = line.position(gang, view)
-    if isinstance(line, MultifactorQueue):
-        terms = queue.terms(gang, view)  # type: ignore[attr-defined]
-    elif isinstance(line, BackfillQueue):
-        terms = (*line.queue.terms(gang), waited) if hasattr(line.queue, "terms") else (waited,)
-    elif getattr(queue, "ignores_priority", False):
+    position = queue.position(gang, view)
+    if isinstance(queue, MultifactorQueue):
+        terms = policy.terms(gang, view)  # type: ignore[attr-defined]
+    elif isinstance(queue, BackfillQueue):
+        terms = (*queue.queue.terms(gang), waited) if hasattr(queue.queue, "terms") else (waited,)
+    elif getattr(policy, "ignores_priority", False):
         terms = (waited,)
     else:
         inherited_priority = (gang.priority - gang.job.priority) * 1000
@@ -373,124 +376,122 @@ def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> Prior
             if inherited_priority
             else (own, waited)
         )
-    secondary = getattr(queue, "secondary", None)
+    secondary = getattr(policy, "secondary", None)
     if secondary is not None:
-        terms = (*terms, PriorityTerm("secondary", 0, f"{secondary.name}, among those of equal priority"))
+        terms = (*terms, PriorityTerm("secondary", 0, f"{secondary.name}, among jobs of equal priority"))
     total = sum(term.milli for term in terms)
-    return PriorityBreakdown(job, total, terms, position, len(line), queue.name)
+    return PriorityBreakdown(job, total, terms, position, len(queue), policy.name)
 
 
-# So many of what is open are listed, and of so many it is found out what keeps them.
+# ---------------------------------------------------------------------------------------- dependencies
+
+# Open dependencies that are listed, and those that are explained in turn.
 _LISTED = 20
-_ASKED = 3
-Why = Callable[[Controller, JobId, int], Explanation | None]
+_EXPLAINED = 3
 
 
-def waiting_for(controller: Controller, job: Job, now_ms: int, why: Why) -> Explanation | None:
-    """None if it does not wait for others."""
+def _waiting_for_others(controller: Controller, job: Job, now_ms: int) -> Explanation | None:
+    """For a job that waits for dependencies; None if it does not."""
     progress = controller.dependencies.progress(job.id)
     if not progress:
         return None
     open_ones = [one for one, state in progress if state == "open"]
     met = sum(state == "met" for _, state in progress)
-    blockers = [
-        Blocker(
-            WAITING_FOR_DEPENDENCY,
-            f"{one}: {_how(controller, one, now_ms, why if i < _ASKED else None)}",
-            "dependencies",
-        )
+    texts = [
+        f"{one}: {_describe_dependency(controller, one, now_ms, explain=i < _EXPLAINED)}"
         for i, one in enumerate(open_ones[:_LISTED])
     ]
     if len(open_ones) > _LISTED:
-        blockers.append(
-            Blocker(WAITING_FOR_DEPENDENCY, f"… and {len(open_ones) - _LISTED} more, not listed here", "dependencies")
-        )
+        texts.append(f"… and {len(open_ones) - _LISTED} more, not listed here")
     of = f"; {met} of {len(progress)} are met" if len(progress) > 1 else ""
-    few = f", {job.spec.after.needed} are needed" if job.spec.after.need else ""
+    needed = f", {job.spec.after.needed} are needed" if job.spec.after.need else ""
     return Explanation(
-        status="waiting", code=WAITING_FOR_DEPENDENCY, summary=f"{job.reason}{of}{few}", job=job.id, name=job.spec.name,
-        state=job.state, blockers=tuple(blockers), hint=_hint(controller, job, open_ones), at_ms=now_ms,
-        next_trigger=_trigger(open_ones), scheduler_beat_ms=controller.beat_ms,
+        status="waiting", code=WAITING_FOR_DEPENDENCY, summary=f"{job.reason}{of}{needed}", job=job.id, name=job.spec.name,
+        state=job.state, blockers=tuple(Blocker(WAITING_FOR_DEPENDENCY, text, "dependencies") for text in texts),
+        hint=_dependency_hint(controller, job, open_ones), at_ms=now_ms,
+        next_trigger=_dependency_trigger(open_ones), scheduler_beat_ms=controller.beat_ms,
     )  # fmt: skip
 
 
-def would_wait(
+def _would_wait(
     controller: Controller, spec: JobSpec, dependency_statuses: Iterable[DependencyStatus], now_ms: int
 ) -> Explanation | None:
-    """For a job that has not been submitted: whether it would have to wait for others first, or would fail at once."""
+    """For a new job that would wait for dependencies, or would fail because of them; None if it would not."""
     if not spec.after.of:
         return None
     ended = {one.job: one for one in dependency_statuses}
-    open_ones, lost = list[Dependency](), list[Dependency]()
+    open_ones, never = list[Dependency](), list[Dependency]()
     for one in spec.after.of:
-        known, told = controller.cluster.jobs.get(one.job), ended.get(one.job)
-        state = known.state if known is not None else told.state if told is not None else ""
-        met = one.met_by(state, saved=told is not None and told.saved) if one.on != "exists" else None
+        known, past = controller.cluster.jobs.get(one.job), ended.get(one.job)
+        state = known.state if known is not None else past.state if past is not None else ""
+        met = one.met_by(state, saved=past is not None and past.saved) if one.on != "exists" else None
         if met is not True:
-            (open_ones if met is None else lost).append(one)
+            (open_ones if met is None else never).append(one)
     total, needed = len(spec.after.of), spec.after.needed
-    if total - len(open_ones) - len(lost) >= needed:
+    if total - len(open_ones) - len(never) >= needed:
         return None
     code, text = WAITING_FOR_DEPENDENCY, f"would wait for {', '.join(map(str, open_ones[:3]))}"
-    if total - len(lost) < needed:
-        code, text = NEVER_MET, f"would fail at once: it can never be met that it waits for {lost[0]}"
+    if total - len(never) < needed:
+        code, text = NEVER_MET, f"would fail at once: a dependency can never be met: {never[0]}"
     elif len(open_ones) > 3:
         text += f" and {len(open_ones) - 3} more"
     return Explanation(status="waiting", code=code, summary=text, name=spec.name, at_ms=now_ms)
 
 
-def _how(controller: Controller, one: Dependency, now_ms: int, why: Why | None) -> str:
-    """How the thing stands that is waited for."""
+def _describe_dependency(controller: Controller, one: Dependency, now_ms: int, *, explain: bool) -> str:
+    """The state of what it waits for; with `explain` also why that waits."""
     if one.on == "exists":
-        return "it is not there"
+        return "it does not exist yet"
     job = controller.cluster.jobs.get(one.job)
     if job is None:
-        return "it is not known here"
+        return "it is unknown"
     if job.state not in ("pending", "held"):
         return f"it is {job.state}"
-    if job.id in controller.dependencies or why is None:
+    if job.id in controller.dependencies or not explain:
         return f"it is {job.state}{': it ' + job.reason if job.reason_code == WAITING_FOR_DEPENDENCY else ''}"
     answer = why(controller, job.id, now_ms)
     return f"it is {job.state}: {answer.summary}" if answer is not None else f"it is {job.state}"
 
 
-def _hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
+def _dependency_hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
     jobs = [one.job for one in open_ones if one.job]
     held = next((id for id in jobs if (found := controller.cluster.jobs.get(id)) and found.state == "held"), 0)
     if held:
-        return f"hodei release {_word(controller, held)}: it is held, and this job waits for it"
+        return f"hodei release {_reference(controller, held)}: it is held, and this job waits for it"
     if jobs:
-        return f"hodei why {_word(controller, jobs[0])} tells more; the whole picture: hodei job graph {job.id}"
-    return "it starts when the data is there; the server looks for it by itself"
+        return f"hodei why {_reference(controller, jobs[0])} shows more; all dependencies: hodei job graph {job.id}"
+    return "it starts when the data exists; the server checks for it"
 
 
-def _word(controller: Controller, id: JobId) -> str:
+def _reference(controller: Controller, id: JobId) -> str:
     found = controller.cluster.jobs.get(id)
     return shell_reference(id, found.spec.array if found is not None else None)
 
 
-def _trigger(open_ones: list[Dependency]) -> str:
-    words = []
+def _dependency_trigger(open_ones: list[Dependency]) -> str:
+    events = []
     if any(one.job for one in open_ones):
-        words.append("one of these jobs ends" if len(open_ones) > 1 else "that job ends")
+        events.append("one of these jobs ends" if len(open_ones) > 1 else "that job ends")
     if any(one.on == "checkpointed" for one in open_ones):
-        words.append("saves its work")
+        events.append("saves its work")
     if any(one.on == "exists" for one in open_ones):
-        words.append("the data appears")
-    return f"when {' or '.join(words)}" if words else ""
+        events.append("the data appears")
+    return f"when {' or '.join(events)}" if events else ""
 
 
-_SHOWN = 5
+# ---------------------------------------------------------------------------------------------- timing
+
+_MAX_HOLDS = 5
 
 
 def holds_on(cluster: ClusterState, node: NodeName) -> tuple[CapacityHold, ...]:
-    """All that is spoken for of a node, the soonest first."""
+    """The reserved capacity of a node, the earliest first."""
     claims = sorted(cluster.availability.claims_on(node), key=lambda claim: (claim.start_ms, claim.job, claim.name))
-    return tuple(_hold(node, claim) for claim in claims)
+    return tuple(_capacity_hold(node, claim) for claim in claims)
 
 
-def in_time(controller: Controller, job: Job, answer: Explanation, now_ms: int) -> Explanation:
-    """The answer with all that is known of time."""
+def _add_timing(controller: Controller, job: Job, answer: Explanation, now_ms: int) -> Explanation:
+    """The answer with its time-related parts: estimate, start reservation, reserved capacity."""
     estimate = controller.estimator.estimate(job.spec)
     answer = structs.replace(answer, estimate=estimate if estimate.expected_ms else None)
     if job.state == "running" and estimate.expected_ms and job.started_ms:
@@ -499,22 +500,24 @@ def in_time(controller: Controller, job: Job, answer: Explanation, now_ms: int) 
         return structs.replace(answer, expected_end_ms=ends_ms, past_estimate=past_estimate)
     if job.state != "pending":
         return answer
-    start_reservation = controller.cluster.availability.start_reservations.get(job.id)
-    if start_reservation is not None:
-        nodes = tuple(node for node, _ in start_reservation.places)
-        return structs.replace(answer, start_reservation=ReservedStart(start_reservation.start_ms, nodes))
-    line = controller.queues.get(job.spec.profile)
-    gang = line.gangs.get(job.id) if line is not None else None
+    reservation = controller.cluster.availability.start_reservations.get(job.id)
+    if reservation is not None:
+        nodes = tuple(node for node, _ in reservation.places)
+        return structs.replace(answer, start_reservation=ReservedStart(reservation.start_ms, nodes))
+    queue = controller.queues.get(job.spec.profile)
+    gang = queue.gangs.get(job.id) if queue is not None else None
     if gang is None:
         return answer
     held_for = tuple(_held_for(controller, gang, now_ms))
     if held_for and not gang.estimate_ms and not answer.hint:
-        answer = structs.replace(answer, hint="give it a timeout or an estimate: what is over by then may start before")
+        answer = structs.replace(
+            answer, hint="give it a timeout or an estimate: a job that ends early enough may start before"
+        )
     return structs.replace(answer, held_for=held_for)
 
 
 def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[CapacityHold]:
-    """Whose room it is on nodes that have enough for a member now; of each owner the first node."""
+    """The reservations of nodes that have capacity for a member now; the first node of each."""
     availability, table = controller.cluster.availability, controller.cluster.table
     until_ms = now_ms + gang.estimate_ms if gang.estimate_ms else FOREVER
     found: dict[tuple[int, str], CapacityHold] = {}
@@ -522,18 +525,18 @@ def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[Capac
         row = table.row.get(node)
         if row is None:
             continue
-        room, used = table.allocatable[row], table.usage(row)
+        allocatable, used = table.allocatable[row], table.usage(row)
         for member in gang.members:
             request = {resource: amount for resource, amount in member.task.request.items() if amount}
-            if any(room.get(resource, 0) - used.get(resource, 0) < amount for resource, amount in request.items()):
+            if any(allocatable.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
                 continue
             claim = availability.first_conflict(node, request, now_ms, until_ms, gang.id, gang.job.project)
             if claim is not None:
-                found.setdefault((claim.job, claim.name), _hold(node, claim))
-        if len(found) >= _SHOWN:
+                found.setdefault((claim.job, claim.name), _capacity_hold(node, claim))
+        if len(found) >= _MAX_HOLDS:
             break
     return list(found.values())
 
 
-def _hold(node: NodeName, claim: Claim) -> CapacityHold:
+def _capacity_hold(node: NodeName, claim: Claim) -> CapacityHold:
     return CapacityHold(node, claim.start_ms, claim.end_ms, claim.request, claim.job, claim.name, claim.project)

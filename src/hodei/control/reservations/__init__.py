@@ -1,1 +1,1 @@
-"""Reserved capacity: windows, overrun enforcement, and the audit of promised starts."""
+"""Reservations: windows, enforcement of overruns, and the audit of start reservations."""

@@ -12,7 +12,12 @@ import msgspec
 import yaml
 from msgspec import structs
 
-from hodei.control.admission.dependency_names import Found, depends, refuse_rings, resolved
+from hodei.control.admission.dependency_names import (
+    ResolvedReferences,
+    has_dependencies,
+    reject_cycles,
+    resolve_names,
+)
 from hodei.jobfile.check import convert
 from hodei.jobfile.parse import parse_job
 from hodei.jobfile.values import Problems, did_you_mean, error_text, safe_repr, try_parse
@@ -81,14 +86,14 @@ def resolve_dependencies(jobs: Sequence[ScenarioJob], report: Callable[[str, str
     """Names in `after` become job ids, as on a server at submission. An id that no job of the file has stands for an earlier
     job that met the dependency. A job cannot depend on one that is submitted later."""
     specs = [job.spec for job in jobs]
-    if not depends(specs):
+    if not has_dependencies(specs):
         return list(jobs)
     by_id = {job.id: job for job in jobs}
     by_name = {(job.spec.project, job.spec.name): [job.id] for job in jobs}
     known = [structs.replace(spec, after=_known_only(spec.after, by_id)) for spec in specs]
-    found = Found(by_name, {job.id: job.name for job in jobs})
+    found = ResolvedReferences(by_name, {job.id: job.name for job in jobs})
     try:
-        refuse_rings(known)
+        reject_cycles(known)
     except InvalidInput as error:
         report("jobs", error.message)
         return list(jobs)
@@ -96,7 +101,7 @@ def resolve_dependencies(jobs: Sequence[ScenarioJob], report: Callable[[str, str
     for place, (job, spec) in enumerate(zip(jobs, known, strict=True)):
         try:
             # One by one, so that a name becomes the id in the file and not the next free one.
-            (spec,) = resolved([structs.replace(spec, name=f"{spec.name}.")], job.id, found)
+            (spec,) = resolve_names([structs.replace(spec, name=f"{spec.name}.")], job.id, found)
         except InvalidInput as error:
             report(f"jobs[{place}].after", error.message.partition("after: ")[2] or error.message)
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec
-from hodei.control.admission.dependency_names import Found, asked, resolved
+from hodei.control.admission.dependency_names import ResolvedReferences, references, resolve_names
 from hodei.model.array import ArrayElement
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
@@ -27,8 +27,8 @@ def spec(name: str, *after: str | int, project: str = "default", array: ArrayEle
     return a_job_spec(name, project=project, after=Dependencies(of), array=array)
 
 
-def waits_for(specs: list[JobSpec], found: Found | None = None) -> list[list[int]]:
-    return [[one.job for one in each.after.of] for each in resolved(specs, 100, found or Found())]
+def waits_for(specs: list[JobSpec], found: ResolvedReferences | None = None) -> list[list[int]]:
+    return [[one.job for one in each.after.of] for each in resolve_names(specs, 100, found or ResolvedReferences())]
 
 
 def test_a_name_means_a_document_of_the_same_submission_in_any_order() -> None:
@@ -39,11 +39,11 @@ def test_a_name_means_a_document_of_the_same_submission_in_any_order() -> None:
 
 def test_else_it_means_what_was_found_in_the_project() -> None:
     specs = [spec("a", "old", 7), spec("b", "a", project="other")]
-    assert asked(specs).names == {("default", "old"), ("other", "a")}
-    assert asked(specs).jobs == {7}
-    found = Found({("default", "old"): [3], ("other", "a"): [4]}, {7: "seven"})
+    assert references(specs).names == {("default", "old"), ("other", "a")}
+    assert references(specs).jobs == {7}
+    found = ResolvedReferences({("default", "old"): [3], ("other", "a"): [4]}, {7: "seven"})
     assert waits_for(specs, found) == [[3, 7], [4]]
-    assert resolved(specs, 100, found)[0].after.of[1].name == "seven"
+    assert resolve_names(specs, 100, found)[0].after.of[1].name == "seven"
 
 
 def test_an_array_is_waited_for_as_a_whole() -> None:
@@ -52,7 +52,7 @@ def test_an_array_is_waited_for_as_a_whole() -> None:
 
 
 ARRAY = ArrayElement(7, 0, 3, start=10, step=5)
-IN_STORE = Found(
+IN_STORE = ResolvedReferences(
     {("default", "old"): range(7, 10), ("default", "one"): [5]},
     {5: "one", 7: "old", 8: "old"},
     arrays={7: ARRAY, 8: ArrayElement(7, 15, 3, start=10, step=5)},
@@ -80,7 +80,7 @@ def test_an_array_of_the_past_is_meant_as_a_whole_or_by_index(written: str | int
 def test_an_element_of_the_same_submission_and_nothing_twice() -> None:
     many = spec("many", array=ArrayElement(0, 0, 3))
     assert waits_for([many, spec("sum", "many[1]", "many", "many[2]")]) == [[], [101, 100, 102]]
-    (_, one) = resolved([many, spec("sum", "many[1]")], 100, Found())
+    (_, one) = resolve_names([many, spec("sum", "many[1]")], 100, ResolvedReferences())
     # It is written back as this element, not as the whole array or as another one.
     assert one.after.of == (Dependency(job=101, name="many", elements="[1]"),)
     assert str(one.after.of[0]) == "job 101 (many[1]) to succeed"

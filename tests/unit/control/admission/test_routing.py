@@ -131,8 +131,8 @@ def test_a_profile_uses_its_own_nodes_alone_and_why_says_so() -> None:
     ],
 )
 def test_a_mistake_in_the_configuration_is_told_with_its_path(toml: str, path: str) -> None:
-    from hodei.control.admission.config import problems_of
+    from hodei.control.admission.config import find_problems
 
     config = scheduling(toml)
-    found = problems_of(config, {"default", "compute", *config.profiles})
+    found = find_problems(config, {"default", "compute", *config.profiles})
     assert path in [place for place, _ in found]

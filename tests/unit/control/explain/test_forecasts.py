@@ -49,16 +49,16 @@ def test_without_a_past_the_estimate_is_the_forecast_and_the_same_question_has_t
     running(harness, "1.0.1")
     harness.submit(2, cpu="2", estimate_ms=MINUTE)
     forecasts = Forecasts()
-    found = forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
+    found = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
     assert found[2].p50_ms == found[2].reach_ms == harness.now_ms + 10 * MINUTE
     assert found[2].p90_ms > found[2].p50_ms, "until some were graded there is a margin"
-    assert forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random) == found
+    assert forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random) == found
 
 
 def test_no_forecast_is_better_than_a_guess_about_runs_without_an_end():
     harness = a_harness(2)
     harness.submit(1, 2, cpu="2")
-    assert Forecasts().foresee(clone_controller(harness.controller), harness.now_ms, random.Random) == {}
+    assert Forecasts().predict(clone_controller(harness.controller), harness.now_ms, random.Random) == {}
 
 
 def test_a_start_grades_every_forecast_of_the_job():
@@ -97,14 +97,14 @@ def test_newcomers_that_may_pass_are_foreseen_as_they_came_before():
     running(harness, "1.0.1")
     harness.submit(2, cpu="2", estimate_ms=MINUTE, priority=100)
     forecasts = Forecasts()
-    alone = forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
+    alone = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
     for number in range(100):  # one of high priority every five minutes, for four minutes each
         spec = a_job_spec(cpu="2", estimate_ms=4 * MINUTE, priority=750)
         at_ms = harness.now_ms - (100 - number) * 5 * MINUTE
         forecasts.arrivals.arrived(a_job(1000 + number, spec=spec, submitted_ms=at_ms))
-    among_others = forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
+    among_others = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
     assert among_others[2].p50_ms > alone[2].p50_ms
-    assert among_others == forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
+    assert among_others == forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
 
 
 def test_of_many_forecasts_of_one_job_the_first_and_the_latest_stay():

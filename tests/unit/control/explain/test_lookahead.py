@@ -122,7 +122,7 @@ def test_who_must_leave_a_node_that_goes_is_named_and_starts_again_elsewhere_lat
         as_said,
         facts=[NodeOverridden("n1", cordon=True, drain=True)],
     )
-    assert ahead.gone == [Evicted(moved, harness.now_ms)]
+    assert ahead.evicted == [Evicted(moved, harness.now_ms)]
     assert ahead.starts[moved] == Started(harness.now_ms + 10 * MINUTE, ("n2",))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node, a_task
-from hodei.control.explain.suggestions import on_node
+from hodei.control.explain.suggestions import explain_on_node
 from hodei.control.explain.why import plan, why
 from hodei.engine.explain import format_exact, round_readable
 from hodei.model.affinity import HostPort, NodeTerm, Requirement
@@ -183,7 +183,7 @@ def test_what_can_never_start_is_told_by_its_real_cause_not_by_who_is_busy():
 
 
 def _of(harness, node, job=1):
-    return on_node(harness.controller, harness.jobs[job].spec, _why(harness, job), node, harness.now_ms)
+    return explain_on_node(harness.controller, harness.jobs[job].spec, _why(harness, job), node, harness.now_ms)
 
 
 def test_one_node_says_all_that_it_has_against_a_job():
@@ -204,7 +204,7 @@ def test_a_node_that_could_take_it_tells_its_score():
     harness.submit(1, tasks=[a_task("head", cpu="1"), a_task("worker", cpu="3", count=9)])
     said = _of(harness, "a")
     assert (said.status, said.code, said.feasible) == ("unsatisfiable", "FITS_HERE", 1)
-    assert said.summary.startswith("a could take one member of it at least with a score of ")
+    assert said.summary.startswith("a could take at least one member of it with a score of ")
     assert [(place.task, place.member) for place in said.placements] == [("head", 0), ("worker", 1)]
     assert _of(harness, "b").summary == "b cannot take it: Insufficient cpu; it could take head"
 
@@ -212,8 +212,8 @@ def test_a_node_that_could_take_it_tells_its_score():
 def test_for_a_placed_job_a_node_says_how_it_stands_now():
     harness = Harness(a_node("a", 4), a_node("b", 1))
     harness.submit(1, cpu="2")
-    assert _of(harness, "a").summary == "placed on a, about to start; a could take another like it now"
-    assert _of(harness, "b").summary.endswith("b says no to it now: Insufficient cpu")
+    assert _of(harness, "a").summary == "placed on a, about to start; a could take another one like it now"
+    assert _of(harness, "b").summary.endswith("b would refuse it now: Insufficient cpu")
     assert _of(harness, "b").placements == ()
 
 

@@ -86,9 +86,9 @@ def test_what_nobody_knows_is_said():
     harness = a_harness(2)
     harness.submit(1, 2, cpu="2")
     answer = asked(harness, Question(add_nodes=1))
-    assert any("neither estimate nor timeout: taken never to end" in note for note in answer.notes)
-    usual = asked(harness, Question(remove_nodes=()), unsaid_ms=MINUTE)
-    assert any("as long as such jobs mostly did" in note for note in usual.notes)
+    assert any("neither estimate nor timeout: assumed never to end" in note for note in answer.notes)
+    usual = asked(harness, Question(remove_nodes=()), default_ms=MINUTE)
+    assert any("as long as such jobs usually did" in note for note in usual.notes)
 
 
 @pytest.mark.parametrize(

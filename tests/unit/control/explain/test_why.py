@@ -1,9 +1,9 @@
-"""Why it waits, why it landed there, what would happen: texts that a person can act upon."""
+"""Why it waits, why it explain_placement there, what would happen: texts that a person can act upon."""
 
 from __future__ import annotations
 
 from builders import a_job_spec, a_node, a_task
-from hodei.control.explain.why import landed, plan, why
+from hodei.control.explain.why import explain_placement, plan, why
 from hodei.engine.profile import make_profile
 from hodei.model.facts import JobCancelled, JobHeld, NodeOverridden
 from hodei.model.job import Reason
@@ -146,7 +146,7 @@ def test_an_ended_job_is_explained_from_the_store_alone():
     harness.submit(1)
     harness.see("1.0.1", "failed", 3)
     assert _why(harness) is None
-    said = landed(harness.jobs[1], list(harness.runs.values()), harness.now_ms)
+    said = explain_placement(harness.jobs[1], list(harness.runs.values()), harness.now_ms)
     assert (said.status, said.code, said.summary) == ("ended", "EXIT_CODE", "failed on n1: member 0 exited with 3")
 
 
