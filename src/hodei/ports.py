@@ -166,37 +166,37 @@ class Audit(Protocol):
 
 
 class DamagedRecords(Protocol):
-    """An unreadable record breaks no query: its readable part is used, or it is left out. It is noted as a suspect, and
-    `repair` moves it into quarantine."""
+    """An unreadable record breaks no query: what can be read of it is used in its place, or it is omitted. It is marked
+    as a suspect, and `repair` moves it to quarantine."""
 
     @property
     def suspects(self) -> Sequence[tuple[str, JobId]]:
-        """Noted and not repaired yet: the kind, and the job that it belongs to (0 for none)."""
+        """Suspects that are not repaired yet: kind, and the job it belongs to (0 for none)."""
         ...
 
     def mark_suspect(self, kind: str, key: JobId | str, reason: str) -> None:
-        """Note a record that the caller could not interpret: a `job` by its id, a `note` by its name."""
+        """Mark a record that the caller could not decode: a `job` by its id, a `note` by its name."""
         ...
 
     def repair_conflicts(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
-        """After a commit of these was refused (NotFound, Conflict): missing records are written again, and conflicting
-        ones are moved into quarantine, so that the commit can be retried. Empty if the batch itself is wrong."""
+        """After a commit of `saves` was refused (NotFound, Conflict): rewrite missing records and quarantine those in
+        the way, so that the commit can be retried. An empty result means that the batch itself is wrong."""
         ...
 
     def repair(
         self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None
     ) -> list[DamagedRecord]:
-        """Move all suspects into quarantine. A readable record takes the place of each where there is one; `known` jobs
-        are written again from memory. Counts as a commit."""
+        """Quarantine all suspects; each is kept as it is, and a readable replacement is written where possible. Jobs
+        that are `known` in memory are rewritten from there. Counts as a commit."""
         ...
 
     def damaged(self) -> list[DamagedRecord]:
-        """Everything in quarantine, oldest first (the latest thousand)."""
+        """All quarantined records, oldest first (the latest thousand)."""
         ...
 
     def scan(self, kind: str, after: Any, limit: int) -> Any:
-        """Read the next `limit` records of a kind (job, run, event, audit, key), to note damage that no query has read.
-        Returns `after` of the next call (None to begin), or None at the end."""
+        """Read the next `limit` records of a kind (job, run, event, audit, key) to find damage that no query has met
+        yet. Returns where to continue (`after` of the next call, None to begin), None at the end."""
         ...
 
 
@@ -240,8 +240,8 @@ class Store(History, Audit, DamagedRecords, Protocol):
         ...
 
     def prune_unattached(self, *, before_ms: int, limit: int = 1000) -> int:
-        """Forget up to `limit` events of no job from before that time, and idempotency keys made more than a day before
-        it (so that a key lives for 24 hours at the very least); how many. Counts as a commit."""
+        """Delete up to `limit` events without a job from before that time, and idempotency keys created more than a day
+        before it (so that a key lives for at least 24 hours); returns how many. Counts as a commit."""
         ...
 
     def shrink(self, limit: int) -> int:
@@ -249,7 +249,7 @@ class Store(History, Audit, DamagedRecords, Protocol):
         ...
 
     def check_disk_space(self) -> None:
-        """Unavailable if there is no room for anything more. Cheap, and no promise that the next commit works."""
+        """Unavailable if storage is full. Cheap, and no guarantee that the next commit succeeds."""
         ...
 
     def check(self) -> list[tuple[str, bool, str]]:
