@@ -1,4 +1,4 @@
-"""Processes on this machine: what the local backend promises beyond `test_backends.py`, with a real agent."""
+"""The local backend with a real agent: what it guarantees beyond the conformance suite in `test_backends.py`."""
 
 from __future__ import annotations
 

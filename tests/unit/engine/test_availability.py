@@ -1,4 +1,4 @@
-"""The book of time: what is free when, with claims of promises and bookings in it."""
+"""The availability profile: what is free when, with start reservations and reservations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores and which thousandths of which GPU a task is given, and what is free again afterwards."""
+"""Which cores and which thousandths of which GPU a task is granted, and what is free after release."""
 
 from __future__ import annotations
 

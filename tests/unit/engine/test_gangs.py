@@ -1,4 +1,4 @@
-"""One gang through the points: whole or not at all, hardest members first when they are in each other's way."""
+"""The scheduling cycle of one gang: all members or none, hardest members first when they block each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selectors: how they are written, and what they match."""
+"""Selectors: how they are written and what they match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations one after another: in what they differ, and what undo brings back."""
+"""Versions of the configuration: their differences, and what undo restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that jobs may wait for: what is allowed is compared part by part, and nothing climbs out of it."""
+"""Data locations: allowed ones are compared by path component, and nothing escapes from them."""
 
 from __future__ import annotations
 

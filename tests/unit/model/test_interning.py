@@ -1,4 +1,4 @@
-"""One object for all that is equal."""
+"""Interning: equal specs and parts share one object."""
 
 from __future__ import annotations
 

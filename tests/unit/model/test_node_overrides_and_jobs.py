@@ -1,4 +1,4 @@
-"""The small rules that belong to the nouns: tolerations, marks, members, lifecycles."""
+"""Tolerations, node overrides, members, and the state machines of jobs and runs."""
 
 from __future__ import annotations
 

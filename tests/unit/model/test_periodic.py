@@ -1,4 +1,4 @@
-"""What is due, and what becomes of times that were missed."""
+"""Due times of periodic jobs, and policies for missed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantities and durations are read as Kubernetes and people write them, and are exact."""
+"""Quantities and durations are parsed as Kubernetes and people write them, exactly."""
 
 from __future__ import annotations
 

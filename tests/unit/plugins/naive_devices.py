@@ -1,4 +1,4 @@
-"""What `devices` should say, told plainly: one node at a time, by trying every way to hand out what is free."""
+"""Reference implementation of `devices`: one node at a time, by trying every way to grant what is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend: wishes with weights, what to avoid, policies over backends, rules about data and about spilling over."""
+"""Choice of backends: weighted preferences, backends to avoid, backend policies, data rules and spill rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs in pieces, cores of one's own, one socket: which nodes are refused, in which words, and what would help."""
+"""Fragmented GPUs, bound cores, one socket: which nodes are refused, with which reason, and what would help."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`devices`, which judges all nodes at once, agrees with the plain telling of its rules, and with what a node then gives.
+"""`devices`, which evaluates all nodes at once, agrees with the reference implementation, and with what a node then
+grants.
 
-Each case is a small random cluster in which members come and go and one is asked about. `HODEI_CASES` sets how many.
+Each case is a small random cluster in which members are placed, released and evaluated. `HODEI_CASES` sets how many.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tasks of a job over backends: all on one, or each where moving data costs least and there is room."""
+"""Tasks of a job over backends: all on one, or each where transfers cost least and there is capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each filter says no to the right nodes, with a stable code and words that help."""
+"""Each filter refuses the right nodes, with a stable code and a helpful text."""
 
 from __future__ import annotations
 

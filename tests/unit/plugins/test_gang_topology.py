@@ -1,4 +1,4 @@
-"""All members of a gang in one place: which place, what if there is none, and who joins later."""
+"""Gang topology: which domain is chosen, what happens if there is none, and members that join later."""
 
 from __future__ import annotations
 

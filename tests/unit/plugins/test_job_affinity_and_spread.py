@@ -1,4 +1,4 @@
-"""Rules about company, one sentence each: other jobs near or away, spreading, host ports, soft taints."""
+"""Job affinity, spread, host ports and soft taints, one rule per test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rules that Kubernetes has and few others use: numbers in tolerations, cordons that are tolerated, affinity by the
-operator, members that are leaving, spread over keys that some nodes lack, members that take nobody's place."""
+"""Rarely used rules of Kubernetes: numeric tolerations, tolerated cordons, affinity added by the operator, terminating
+members, keyless spread, non-preempting members."""
 
 import pytest
 

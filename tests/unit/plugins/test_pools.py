@@ -1,4 +1,4 @@
-"""Nodes that stand for the same machines are filled once."""
+"""Nodes that share machines are filled once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins by name: built in, announced by a package, or pointed to by a path; wrong ones are refused with words."""
+"""Plugins by name: built in, from an installed package, or by a path; invalid ones are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second order breaks the ties of the first, and is a plugin like any other."""
+"""A tie-breaker orders gangs with equal keys, and is a plugin like any other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The plugins for company, which keep their counts up by differences, agree with the plain telling of the rules.
+"""The plugins that keep counts incrementally agree with the reference implementation of the rules.
 
-Each case is a small random cluster in which members come, go and are asked about, so that kept counts must stay right.
-`HODEI_CASES` sets how many questions are asked of each rule.
+Each case is a small random cluster in which members are placed, released and evaluated, so that cached counts must stay
+right. `HODEI_CASES` sets the number of evaluations per rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Volumes: what is attached counts once for each node, up to its limit; and stopping others may help."""
+"""Volumes: each is attached once per node, up to the node's limit; and preemption may help."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What amounts are worth: Slurm's weights, prices and budgets."""
+"""Billing: Slurm's weights, prices and budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's classic fair share, by its published numbers, and rows from which anyone can work them out again."""
+"""Slurm's classic fair share, by its published numbers, with rows that allow checking them."""
 
 from __future__ import annotations
 

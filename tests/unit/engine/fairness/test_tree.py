@@ -1,4 +1,4 @@
-"""The tree of accounts: how it is built, and who competes with whom."""
+"""The tree of accounts: how it is built, and which accounts are siblings."""
 
 from __future__ import annotations
 

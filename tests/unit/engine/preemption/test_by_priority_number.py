@@ -1,5 +1,4 @@
-"""The search for victims where every priority number is a class of its own: with few of them, with thousands, and when
-they become many and few again."""
+"""Preemption search where every priority number is a class: with few numbers, with thousands, and when that changes."""
 
 from __future__ import annotations
 

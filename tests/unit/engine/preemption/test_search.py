@@ -1,4 +1,4 @@
-"""The search for victims on clusters of some size: what it keeps, how far it looks, and that it leaves no mark."""
+"""Preemption search on larger clusters: what it caches, how many nodes it evaluates, and that it changes nothing."""
 
 from __future__ import annotations
 
