@@ -2,7 +2,7 @@
 same history. And a backend that hangs holds up none of the others.
 
 The file names no image, since this machine and Slurm run none: the Docker backend has one for such jobs in its settings. A
-pod ends as its job does in kubernetes/test_backend_house.py; kwok, which plays the kubelets there, runs no commands, so that
+pod ends as its job does in kubernetes/test_backend_installation.py; kwok, which plays the kubelets there, runs no commands, so that
 it can not be part of the comparison here.
 """
 

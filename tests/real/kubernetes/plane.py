@@ -26,7 +26,7 @@ from ports import free_port
 from real.kubernetes import binaries
 from real.kubernetes.api import Api, ApiFailed, wait
 from real.kubernetes.certificates import make_certificates
-from real.kubernetes.spawning import folder_in_memory, spawn
+from real.kubernetes.processes import folder_in_memory, spawn
 
 HERE = Path(__file__).parent
 RBAC = HERE.parents[2] / "deploy" / "kubernetes" / "rbac.yaml"

@@ -12,7 +12,7 @@ from pathlib import Path
 from ports import free_port
 from real.kubernetes.api import wait
 from real.kubernetes.plane import Plane
-from real.kubernetes.spawning import spawn
+from real.kubernetes.processes import spawn
 
 _PATIENCE_S = 90.0
 HODEI = Path(sys.executable).parent / "hodei"

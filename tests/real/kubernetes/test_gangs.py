@@ -1,4 +1,4 @@
-"""Gangs in a real cluster, by everybody's conventions: whole or not at all, also when the scheduler dies in the middle."""
+"""Gangs in a real cluster, by the conventions of all projects: all or nothing, also when the scheduler is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that nobody should have written, in a real cluster: `hodei kube run` goes on, and says what it cannot use."""
+"""Malformed objects in a real cluster: `hodei kube run` continues, and names what it cannot use."""
 
 from __future__ import annotations
 

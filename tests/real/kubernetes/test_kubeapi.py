@@ -1,4 +1,4 @@
-"""Our client, reflector and lease against a real kube-apiserver: who we are, what is cut, and who leads."""
+"""Client, reflector and lease against a real kube-apiserver: credentials, broken connections and leader election."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes come, close, change, fail and go: pods follow."""
+"""Nodes join, are cordoned, change, fail and are deleted: pods follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is higher takes the place of whoever is lower: with grace, with regard for budgets, and only where it helps."""
+"""Preemption in a real cluster: with grace periods and disruption budgets, and only where it helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pod scheduler in a real cluster: pods find nodes by Kubernetes' rules, and are told why if they do not."""
+"""The pod scheduler in a real cluster: pods are placed by Kubernetes' rules, or get the reason why not."""
 
 from __future__ import annotations
 

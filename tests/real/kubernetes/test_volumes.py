@@ -1,4 +1,4 @@
-"""Pods with volumes: those that wait for their first consumer, those of one zone, and those that are not there."""
+"""Pods with volumes: waiting for their first consumer, bound to a zone, or missing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What the backend says of a call to start of which some requests were sent and some were not. The API is played by a function,
-which proves nothing of how a real one answers (see tests/real/kubernetes/test_backend_doubt.py)."""
+which proves nothing of how a real one answers (see tests/real/kubernetes/test_backend_unknown_outcome.py)."""
 
 from __future__ import annotations
 

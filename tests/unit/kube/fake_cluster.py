@@ -1,6 +1,6 @@
-"""A cluster without a cluster: the parts of the pod scheduler fed by hand, bindings that succeed at once, a clock that stands.
+"""The parts of the pod scheduler with facts fed by hand: bindings succeed at once, the clock stands still.
 
-It does not prove what an API server does or when it does it, nor that reports arrive: none is sent.
+It does not prove what an API server does or when, nor that reports arrive: none is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FakeCluster:
         )
 
     def pod(self, name: str, cpu: str = "1", *, estimate: str = "", **fields: Any) -> str:
-        """One that wants a node, or has one (`nodeName`); its uid."""
+        """A pending pod, or one with a node (`nodeName`); returns its uid."""
         said = {**fields.pop("annotations", {}), **({"hodei.io/estimate": estimate} if estimate else {})}
         fields.setdefault("schedulerName", "hodei")
         made = a_pod(name, requests={"cpu": cpu, "memory": "1Gi"}, annotations=said, **fields)
@@ -45,7 +45,7 @@ class FakeCluster:
         self.parts.pods.pod_changed(f"uid-{name}", self.pods.pop(f"uid-{name}"), None)
 
     def step(self, *facts: Any) -> Step:
-        """Until nothing is left to decide; what was placed is bound."""
+        """Step until nothing is left to decide, and bind what was placed."""
         self.parts.pods.add_facts(facts)
         while True:
             step = self.parts.controller.step(self.now_ms, self.parts.pods.take_facts())

@@ -1,4 +1,4 @@
-"""Pods and nodes of Kubernetes as people write them, for tests."""
+"""Pods and nodes of Kubernetes for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""KUBERNETES' API: how to reach one, list and watch it, and its objects as far as we read them. Decides nothing.
-
-Both who schedule pods (`hodei.kube`) and who run jobs as pods (`hodei.backends.kubernetes`) stand on it.
-"""
+"""Client, watches, leader election and objects of the Kubernetes API, for the pod scheduler and the Kubernetes backend."""

@@ -1,4 +1,4 @@
-"""Tasks beside the scheduling loop (history, reservations, forecasts, status writers), and supervision of all tasks."""
+"""Background tasks of the scheduling loop (history, reservations, forecasts, status writers), and their supervision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
 class BackgroundTask:
-    """Runs beside the loop; every method does nothing unless overridden."""
+    """Runs concurrently with the loop; every method does nothing unless overridden."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class BackgroundTask:
 async def run_in_background(
     tasks: Sequence[BackgroundTask], on_failure: Callable[[str], None] = lambda name: None
 ) -> AsyncIterator[None]:
-    """Run all tasks while inside. One that fails is logged and restarted after a pause; scheduling goes on.
+    """Run all tasks while inside. One that fails is logged and restarted after a pause; scheduling continues.
 
     `on_failure` is called with the task's name."""
     for task in tasks:

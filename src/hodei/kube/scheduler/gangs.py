@@ -512,10 +512,10 @@ def size_by_owners(
     sizes: dict[str, int] = {}
     for owner in dict.fromkeys(owners):
         if owner is None:
-            return _size_unknown(group, "a pod of it has no owner to learn it from")
+            return _size_unknown(group, "one of its pods has no owner")
         found = _size(namespace, owner, sized_by)
         if found is None:
-            text = f'waiting for {owner.kind} "{owner.name}" to be read, which tells the size of pod group "{group}"'
+            text = f'waiting for {owner.kind} "{owner.name}" to be read, which defines the size of pod group "{group}"'
             return Reason("gang", "POD_GROUP_MISSING", text)
         if isinstance(found, str):
             return _size_unknown(group, found)
@@ -545,13 +545,15 @@ def _size(namespace: str, owner: OwnerReference, sized_by: Workloads) -> tuple[s
         return planned if isinstance(planned, str) else (name, planned)
     api, allowed = _SIZED_KINDS.get(owner.kind, ("", ""))
     if not api or owner.api_version.partition("/")[0] != api:
-        return f"its owner {name} ({owner.api_version or 'of an unknown group'}) is of a kind that does not tell it"
+        return (
+            f"its owner {name} ({owner.api_version or 'of an unknown group'}) is of a kind that does not define a size"
+        )
     found = sized_by.find(namespace, owner)
     if found is None:
         return None
     controller = _controller_of(found)
     if controller is not None and controller.kind != allowed:
-        return f"{name} is made by {controller.kind}/{controller.name}, which may make more pods"
+        return f"{name} belongs to {controller.kind}/{controller.name}, which may create more pods"
     spec = found.spec
     if owner.kind == "Job":
         parallel = 1 if spec.parallelism is None else spec.parallelism
@@ -567,7 +569,7 @@ def _size(namespace: str, owner: OwnerReference, sized_by: Workloads) -> tuple[s
 
 
 def creates_one_by_one(name: str) -> str:
-    return f"{name} makes its pods one after the other (podManagementPolicy is not Parallel)"
+    return f"{name} creates its pods one after the other (podManagementPolicy is not Parallel)"
 
 
 def _controller_of(workload: Workload) -> OwnerReference | None:
@@ -575,5 +577,5 @@ def _controller_of(workload: Workload) -> OwnerReference | None:
 
 
 def _size_unknown(group: str, why: str) -> Reason:
-    text = f'the size of pod group "{group}" is not declared (annotation {ANNOTATION_SIZE}) and cannot be learnt: {why}'
+    text = f'the size of pod group "{group}" is not declared (annotation {ANNOTATION_SIZE}) and cannot be derived from its owner: {why}'
     return Reason("gang", "POD_GROUP_SIZE", text)

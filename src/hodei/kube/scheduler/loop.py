@@ -29,7 +29,7 @@ BINDINGS, REPORTS, REMOVALS = 64, 16, 32
 _MAX_BINDINGS = 4 * BINDINGS
 _IDLE_S = 5.0
 # Stops that need no eviction: the pod of a cancelled job is being deleted already, and victims of preemption are deleted
-# as the plan's evictions say.
+# in stage 3.
 _NOT_EVICTED = ("cancelled", "preempted")
 
 

@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 
 
 class PodContext(Struct, frozen=True):
-    """What the translation of a pod depends on besides the pod: storage, objects that select it, and settings.
+    """What the translation of a pod depends on, apart from the pod: storage, objects that select it, and settings.
 
     `priority_annotation`: pods without a priority class may set their priority with it. Kubernetes does not check who may use
     it, so it is off ("") by default. `priority_preferred`: it also overrides a class.

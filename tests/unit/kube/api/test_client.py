@@ -1,4 +1,4 @@
-"""The client: what is said, what is tried again, and how errors read."""
+"""The client: requests, retries and error messages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_refusal_says_what_why_and_details():
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>\n bad  gateway </html>", b"[]", b'{"code": "x"}', b"\xff\xfe"])
-def test_a_refusal_that_is_no_status_object_is_an_error_all_the_same(body: bytes):
+def test_an_error_response_without_a_status_object_is_an_api_error(body: bytes):
     async def story() -> ApiError:
         async with server(answer(418, body)) as scripted, connected(scripted) as api:
             with pytest.raises(ApiError) as failed:
@@ -73,7 +73,7 @@ def test_a_refusal_that_is_no_status_object_is_an_error_all_the_same(body: bytes
     assert asyncio.run(story()).status == 418
 
 
-def test_nobody_there_says_what_why_and_what_next():
+def test_an_unreachable_api_says_what_why_and_what_next():
     async def story() -> ApiError:
         async with server() as scripted:
             port = scripted.port
@@ -88,7 +88,7 @@ def test_nobody_there_says_what_why_and_what_next():
     assert error.retriable
 
 
-def test_a_post_without_an_answer_says_that_its_outcome_is_not_known():
+def test_a_post_without_an_answer_has_an_unknown_outcome():
     async def story() -> ApiError:
         async with server(CLOSE) as scripted, connected(scripted) as api:
             with pytest.raises(ApiError) as failed:
@@ -99,7 +99,7 @@ def test_a_post_without_an_answer_says_that_its_outcome_is_not_known():
     assert "It may or may not have been carried out." in asyncio.run(story()).message
 
 
-def test_after_401_the_credentials_are_read_anew_and_it_is_tried_once_more(tmp_path: Path):
+def test_after_401_the_credentials_are_renewed_and_the_request_is_repeated_once(tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("old")
 
@@ -118,7 +118,7 @@ def test_after_401_the_credentials_are_read_anew_and_it_is_tried_once_more(tmp_p
     assert [b"Bearer new" in request for request in requests] == [False, False, True, True, True]
 
 
-def test_a_token_file_is_looked_at_again_without_being_asked(tmp_path: Path):
+def test_a_changed_token_file_is_read_again(tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("old")
 
@@ -137,7 +137,7 @@ def test_a_token_file_is_looked_at_again_without_being_asked(tmp_path: Path):
     assert [b"Bearer newer" in request for request in asyncio.run(story())] == [False, False, True]
 
 
-def test_a_token_file_that_is_gone_for_a_moment_leaves_the_old_token(tmp_path: Path):
+def test_a_missing_token_file_keeps_the_old_token(tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("old")
 
@@ -183,7 +183,7 @@ def patient(api: Api) -> list[float]:
         pytest.param("GET", CLOSE, [0.2], id="a get that was not answered"),
     ],
 )
-def test_what_can_be_tried_again_is_tried_again(method: str, first: bytes, pauses: list[float]):
+def test_retriable_errors_are_retried(method: str, first: bytes, pauses: list[float]):
     async def story() -> None:
         async with server(first, answer(200, b"yes")) as scripted, connected(scripted) as api:
             waited = patient(api)
@@ -215,7 +215,7 @@ def test_a_post_is_not_repeated_after(first: bytes):
     asyncio.run(story())
 
 
-def test_patience_ends():
+def test_retries_are_bounded():
     async def story() -> None:
         async with server(*[answer(429, status(429), "Retry-After: 1")] * 9) as scripted, connected(scripted) as api:
             waited = patient(api)
@@ -259,7 +259,7 @@ def test_a_stream_of_raw_pieces_is_left_as_it_is():
     assert asyncio.run(story()) == b"one\ntwo"
 
 
-def test_a_stream_that_is_cut_gives_what_came_and_then_says_so():
+def test_a_stream_that_is_cut_yields_its_lines_and_then_raises():
     def cut(writer: asyncio.StreamWriter) -> None:
         writer.write(CHUNKED + chunk(b"one\n"))
         writer.close()
@@ -276,7 +276,7 @@ def test_a_stream_that_is_cut_gives_what_came_and_then_says_so():
     assert asyncio.run(story()) == [b"one"]
 
 
-def test_a_silent_stream_is_given_up():
+def test_a_silent_stream_times_out():
     def silence(writer: asyncio.StreamWriter) -> None:
         writer.write(CHUNKED)
 
@@ -298,7 +298,7 @@ def test_a_stream_that_is_refused_raises_the_refusal():
     asyncio.run(story())
 
 
-def test_a_stream_reads_credentials_anew_after_401(tmp_path: Path):
+def test_a_stream_renews_credentials_after_401(tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("old")
 
@@ -312,7 +312,7 @@ def test_a_stream_reads_credentials_anew_after_401(tmp_path: Path):
     asyncio.run(story())
 
 
-def test_a_reader_that_is_slow_does_not_fill_the_memory():
+def test_a_slow_reader_does_not_fill_the_memory():
     line = b"x" * 65535 + b"\n"
     count = 1000  # 64 MB
 
@@ -337,7 +337,7 @@ def test_a_reader_that_is_slow_does_not_fill_the_memory():
     asyncio.run(story())
 
 
-def test_a_client_that_was_closed_says_so():
+def test_a_closed_client_raises():
     async def story() -> None:
         async with server() as scripted, connected(scripted) as api:
             await api.close()

@@ -1,4 +1,4 @@
-"""Contenders for a lease in an API that is a dictionary, by a clock that is a number.
+"""Candidates for a lease in an API that is a dictionary, with a simulated clock.
 
 It does not prove that a real API server guards versions (tests/real/kubernetes does), nor how long real requests take.
 """
@@ -17,8 +17,8 @@ from hodei.kube.api.client import ApiError
 from hodei.kube.api.lease import Leadership
 
 
-class World:
-    """A lease, a clock that all share, and how each contender reaches the API."""
+class FakeLeases:
+    """A lease, a shared clock, and the connection of each candidate."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -33,7 +33,7 @@ class World:
         await woken
 
     async def until(self, true: Callable[[], bool], most_s: float = 120.0) -> None:
-        """Time goes on from sleeper to sleeper."""
+        """Advance the clock from sleeper to sleeper."""
         ends = self.now + most_s
         while True:
             for _ in range(30):
@@ -54,7 +54,7 @@ class World:
 
 
 class FakeApi:
-    def __init__(self, cluster: World) -> None:
+    def __init__(self, cluster: FakeLeases) -> None:
         self.cluster = cluster
         self.failing: ApiError | None = None
 
@@ -78,7 +78,7 @@ class FakeApi:
         return json.dumps(cluster.lease).encode()
 
 
-def contender(cluster: World, name: str, *, clock_off_s: float = 0.0, **how: Any) -> tuple[Leadership, FakeApi]:
+def contender(cluster: FakeLeases, name: str, *, clock_off_s: float = 0.0, **how: Any) -> tuple[Leadership, FakeApi]:
     api = FakeApi(cluster)
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     leadership = Leadership(
@@ -90,11 +90,11 @@ def contender(cluster: World, name: str, *, clock_off_s: float = 0.0, **how: Any
     return leadership, api
 
 
-def play(story: Callable[[World, list[asyncio.Task[None]]], Any]) -> None:
+def play(story: Callable[[FakeLeases, list[asyncio.Task[None]]], Any]) -> None:
     async def whole() -> None:
         tasks: list[asyncio.Task[None]] = []
         async with asyncio.timeout(20):
-            await story(World(), tasks)
+            await story(FakeLeases(), tasks)
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -104,7 +104,7 @@ def play(story: Callable[[World, list[asyncio.Task[None]]], Any]) -> None:
 
 
 def test_one_of_two_leads_and_keeps_the_lead():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         two, _ = contender(cluster, "two", clock_off_s=1_000_000.0)
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
@@ -119,7 +119,7 @@ def test_one_of_two_leads_and_keeps_the_lead():
 
 
 def test_the_lease_reads_as_kubernetes_writes_it():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
@@ -132,8 +132,8 @@ def test_the_lease_reads_as_kubernetes_writes_it():
     play(story)
 
 
-def test_a_lead_that_is_given_back_is_taken_over_at_once():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_released_lease_is_taken_over_at_once():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         two, _ = contender(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
@@ -150,8 +150,8 @@ def test_a_lead_that_is_given_back_is_taken_over_at_once():
     play(story)
 
 
-def test_a_leader_that_dies_is_followed_when_its_lease_was_seen_unchanged_for_its_time():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_dead_leader_is_replaced_when_its_lease_has_expired():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         two, _ = contender(cluster, "two", clock_off_s=-5000.0)
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
@@ -166,7 +166,7 @@ def test_a_leader_that_dies_is_followed_when_its_lease_was_seen_unchanged_for_it
 
 
 def test_a_leader_that_cannot_renew_stops_before_another_starts():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         stopped: list[float] = []
         one, api = contender(cluster, "one", on_lost=lambda: stopped.append(cluster.now))
         two, _ = contender(cluster, "two")
@@ -186,7 +186,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_starts():
 
 
 def test_a_short_outage_costs_nothing():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, api = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
@@ -200,8 +200,8 @@ def test_a_short_outage_costs_nothing():
 
 
 @pytest.mark.parametrize("thief", ["another", ""])
-def test_a_leader_whose_lease_was_given_to_another_stops_at_once(thief: str):
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_leader_that_lost_its_lease_to_another_stops_at_once(thief: str):
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
@@ -213,8 +213,8 @@ def test_a_leader_whose_lease_was_given_to_another_stops_at_once(thief: str):
     play(story)
 
 
-def test_a_deleted_lease_is_made_again_by_its_leader_and_nobody_else_is_quicker():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_deleted_lease_is_created_again_by_its_leader_only():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         two, _ = contender(cluster, "two")
         tasks.append(asyncio.create_task(one.run()))
@@ -232,8 +232,8 @@ def test_a_deleted_lease_is_made_again_by_its_leader_and_nobody_else_is_quicker(
     play(story)
 
 
-def test_a_leader_whose_lease_was_deleted_and_made_by_another_stops():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_leader_stops_if_another_created_its_deleted_lease():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
@@ -246,8 +246,8 @@ def test_a_leader_whose_lease_was_deleted_and_made_by_another_stops():
     play(story)
 
 
-def test_a_deleted_lease_of_a_dead_leader_is_made_by_the_next_when_its_time_is_over():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_deleted_lease_of_a_dead_leader_is_created_by_the_next_after_its_duration():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, api = contender(cluster, "one")
         two, _ = contender(cluster, "two")
         tasks.append(asyncio.create_task(one.run()))
@@ -274,8 +274,8 @@ def test_a_deleted_lease_of_a_dead_leader_is_made_by_the_next_when_its_time_is_o
         [],
     ],
 )
-def test_a_lease_that_cannot_be_read_ends_nobody(garbage: Any):
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_an_unreadable_lease_does_not_end_the_election(garbage: Any):
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         cluster.lease = garbage
         tasks.append(asyncio.create_task(one.run()))
@@ -288,8 +288,8 @@ def test_a_lease_that_cannot_be_read_ends_nobody(garbage: Any):
     play(story)
 
 
-def test_a_foreign_touch_of_the_lease_does_not_cost_the_lead():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_foreign_write_of_the_lease_does_not_cost_the_lead():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
@@ -302,8 +302,8 @@ def test_a_foreign_touch_of_the_lease_does_not_cost_the_lead():
     play(story)
 
 
-def test_whoever_gives_up_before_leading_writes_nothing():
-    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+def test_a_candidate_that_leaves_before_leading_writes_nothing():
+    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(cluster, "one")
         two, _ = contender(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]

@@ -1,4 +1,4 @@
-"""What pods ask for, by upstream's formula."""
+"""The resource requests of pods, by Kubernetes' formula."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_init_containers_and_sidecars(containers, starting, cpu):
     assert requests_of(pod) == {"cpu": cpu, "pods": 1}
 
 
-def test_what_is_said_for_the_whole_pod_counts_instead_and_overhead_on_top():
+def test_pod_level_resources_replace_the_sum_and_overhead_is_added():
     pod = a_pod(
         containers=[_container("1", **{"nvidia.com/gpu": "2"})],
         resources={"requests": {"cpu": "500m", "memory": "1Gi"}},
@@ -56,12 +56,12 @@ def test_a_limit_alone_is_a_request():
     assert requests_of(pod) == {"cpu": 1000, "nvidia.com/gpu": 1, "pods": 1}
 
 
-def test_resources_that_others_look_after_are_left_out_by_name_or_domain():
+def test_ignored_resources_are_left_out_by_name_or_domain():
     pod = a_pod(requests={"cpu": "1", "a.com/x": "1", "b.com/y": "1", "c.com/z": "1"})
     assert requests_of(pod, RequestOptions(frozenset({"a.com/x", "b.com"}))) == {"cpu": 1000, "c.com/z": 1, "pods": 1}
 
 
-def test_stand_ins_are_for_containers_that_do_not_say():
+def test_default_requests_apply_to_containers_that_declare_none():
     pod = a_pod(containers=[_container("1"), _container()])
     assert requests_of(pod, RequestOptions(default_requests=DEFAULT_REQUESTS)) == {
         "cpu": 1100,
@@ -75,7 +75,7 @@ def test_stand_ins_are_for_containers_that_do_not_say():
     [("", 3000), ("Deferred", 3000), ("Infeasible", 2000)],
     ids=["under way", "deferred", "infeasible"],
 )
-def test_a_pod_that_is_resized_holds_the_larger_of_what_it_has_and_wants(reason, cpu):
+def test_a_pod_being_resized_counts_with_the_larger_request(reason, cpu):
     status = {
         "containerStatuses": [
             {"name": "c", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "2"}}

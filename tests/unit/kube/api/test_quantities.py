@@ -34,7 +34,7 @@ def test_cpu_is_whole_thousandths_rounded_up(text, milli):
 
 
 @pytest.mark.parametrize("text", ["1Ei", "3Ei", "100E", "1E", "1e40", "1e999", "9999999999999999999999"])
-def test_what_is_larger_than_any_machine_counts_as_the_largest_amount(text):
+def test_an_amount_above_the_maximum_counts_as_the_maximum(text):
     assert amount(text) == MAX_AMOUNT
 
 
@@ -43,7 +43,7 @@ def test_what_is_larger_than_any_machine_counts_as_the_largest_amount(text):
     ["", ".", "1.1.M", "1+1.0M", "0.1mi", "0.1am", "aoeu", ".5i", "1i", "-3.01i", "-3.01e-", " 1", "1 ", "1 0", "1Gib",
      "1ki", "1K", "1e", "e3", "--1", "1e1.5", "NaN", "0x10", "1_000", "1" * 200],
 )  # fmt: skip
-def test_what_kubernetes_does_not_accept_is_no_quantity(text):
+def test_an_invalid_quantity_is_refused(text):
     with pytest.raises(InvalidInput):
         amount(text)
 

@@ -1,5 +1,5 @@
 """The WebSocket client against a scripted server: the handshake, frames in pieces, and what is not a WebSocket. It does not
-prove what a real API server sends: tests/real/kubernetes/test_backend_beside.py does."""
+prove what a real API server sends: tests/real/kubernetes/test_backend_exec.py does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ V5 = "v5.channel.k8s.io"
 
 
 def switching(scripted: Server, then: bytes, *, protocol: str = V5, accept: bytes = b"", close: bool = True) -> bytes:
-    """The head of a good answer to the last request, and what follows it."""
+    """The head of a successful response to the last request, and what follows it."""
     key = next(line for line in scripted.requests[-1].split(b"\r\n") if line.startswith(b"Sec-WebSocket-Key"))
     proof = accept or base64.b64encode(hashlib.sha1(key.split(b": ")[1] + GUID).digest())
     lines = [b"HTTP/1.1 101 Switching Protocols", b"Upgrade: websocket", b"Connection: Upgrade"]
@@ -38,7 +38,7 @@ def frame(data: bytes, kind: int = 2, last: bool = True) -> bytes:
 
 
 def told(sent: bytes, story: Callable[[Any], Any], **how: Any) -> list[bytes]:
-    """`story(api)` while the server answers with a WebSocket that sends this and is closed; what was asked."""
+    """Run `story(api)` against a server whose WebSocket sends these bytes and closes; returns the request."""
     asked: list[bytes] = []
 
     async def whole() -> None:
@@ -58,7 +58,7 @@ def told(sent: bytes, story: Callable[[Any], Any], **how: Any) -> list[bytes]:
     return asked
 
 
-def test_messages_come_whole_however_they_are_cut_and_pings_do_not_disturb():
+def test_fragmented_messages_are_joined_and_pings_are_answered():
     sent = frame(b"\x01one") + frame(b"\x01t", last=False) + frame(b"?", kind=9) + frame(b"wo", kind=0)
     sent += frame(b"\x02" + b"x" * 300) + frame(b"\x03\xe8", kind=8)
 
@@ -83,7 +83,7 @@ def test_messages_come_whole_however_they_are_cut_and_pings_do_not_disturb():
         pytest.param(frame(b"x", kind=5), id="an unknown kind"),
     ],
 )
-def test_what_is_no_frame_breaks_the_connection(sent: bytes):
+def test_an_invalid_frame_breaks_the_connection(sent: bytes):
     async def story(api: Any) -> None:
         socket = await api.websocket("/x", [], [V5])
         with pytest.raises(Unreached):
@@ -94,7 +94,7 @@ def test_what_is_no_frame_breaks_the_connection(sent: bytes):
 
 
 @pytest.mark.parametrize("how", [{"protocol": "v1.other"}, {"accept": b"d3Jvbmc="}], ids=["protocol", "proof"])
-def test_a_server_that_speaks_something_else_is_not_listened_to(how: dict[str, Any]):
+def test_a_server_with_another_protocol_is_refused(how: dict[str, Any]):
     async def story(api: Any) -> None:
         with pytest.raises(ApiError) as error:
             await api.websocket("/x", [], [V5])
@@ -115,7 +115,7 @@ EXIT_7 = b'{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{
         (b'{"status":"Failure","message":"exec /x: permission denied"}', 126),
     ],
 )
-def test_the_last_word_is_the_exit_code(last_word: bytes, code: int):
+def test_the_status_message_has_the_exit_code(last_word: bytes, code: int):
     sent = frame(b"\x01out") + frame(b"\x02err") + frame(b"\x01put") + frame(b"\x03" + last_word)
 
     async def story(api: Any) -> None:
@@ -134,7 +134,7 @@ def test_the_last_word_is_the_exit_code(last_word: bytes, code: int):
         pytest.param(frame(b'\x03{"status":"Failure","message":"connection to the runtime was lost"}'), id="lost"),
     ],
 )
-def test_a_command_whose_end_was_not_told_is_in_doubt(sent: bytes):
+def test_a_command_without_a_status_message_has_an_unknown_outcome(sent: bytes):
     async def story(api: Any) -> None:
         with pytest.raises(BackendError) as error:
             await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
@@ -150,7 +150,7 @@ def test_a_command_whose_end_was_not_told_is_in_doubt(sent: bytes):
         (500, b"x", BackendError), (429, b"x", BackendError),
     ],
 )  # fmt: skip
-def test_a_refusal_is_told_by_what_it_means(status: int, text: bytes, kind: type[Exception]):
+def test_a_refused_handshake_becomes_the_matching_error(status: int, text: bytes, kind: type[Exception]):
     async def story() -> None:
         body = b'{"kind":"Status","message":"%b"}' % text
         async with server(answer(status, body)) as scripted, connected(scripted) as api:
@@ -160,7 +160,7 @@ def test_a_refusal_is_told_by_what_it_means(status: int, text: bytes, kind: type
     asyncio.run(story())
 
 
-def test_a_server_that_never_answers_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(websocket, "CONNECT_S", 0.1)
 
     async def story() -> None:
@@ -171,7 +171,7 @@ def test_a_server_that_never_answers_is_not_waited_for_for_long(monkeypatch: pyt
     asyncio.run(story())
 
 
-def test_a_command_that_says_nothing_more_is_given_up_at_its_time_with_what_it_has_said():
+def test_a_silent_command_times_out_with_its_output_so_far():
     async def story(api: Any) -> None:
         done = await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 100)
         assert (done.exit_code, done.stdout) == (None, b"out")

@@ -1,4 +1,4 @@
-"""Which pods would pass a PodDisruptionBudget: kube-scheduler's way of counting, over the selectors of policy/v1."""
+"""Which evictions violate a PodDisruptionBudget: counted as kube-scheduler does, with the selectors of policy/v1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _budget(allowed: int, selector: Any = WEB, *, namespace: str = "ns", disrupt
 
 
 def _budgets(*budgets: PodDisruptionBudget, pods: int = 3, **of_pod: Any) -> Budgets:
-    """With pods p1, p2, ... that are the jobs 1, 2, ..."""
+    """Budgets over pods p1, p2, ... of the jobs 1, 2, ..."""
     out = Budgets()
     for number, budget in enumerate(budgets):
         out.put((budget.metadata.namespace, f"budget-{number}"), budget)
@@ -36,7 +36,7 @@ def _passed(budgets: Budgets, *jobs: int) -> list[int]:
 @pytest.mark.parametrize(
     ("allowed", "passed"), [(0, [1, 1, 1]), (1, [0, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0]), (-1, [1, 1, 1])]
 )
-def test_so_many_may_go_and_those_after_them_pass_the_budget(allowed, passed):
+def test_evictions_beyond_the_allowed_number_violate_the_budget(allowed, passed):
     assert _passed(_budgets(_budget(allowed)), 1, 2, 3) == passed
 
 
@@ -67,7 +67,7 @@ def test_so_many_may_go_and_those_after_them_pass_the_budget(allowed, passed):
         "an unknown operator picks none",
     ],
 )
-def test_a_budget_counts_the_pods_that_its_selector_picks(selector, labels, covered):
+def test_a_budget_counts_the_pods_that_its_selector_matches(selector, labels, covered):
     budgets = _budgets(_budget(0, selector), labels=labels)
     assert budgets.guarded(1) == covered
     assert _passed(budgets, 1) == [int(covered)]
@@ -79,16 +79,16 @@ def test_a_budget_of_another_namespace_does_not_count():
     assert _passed(budgets, 1) == [0]
 
 
-def test_a_pod_that_was_counted_already_is_not_counted_again():
+def test_a_disrupted_pod_is_not_counted_again():
     assert _passed(_budgets(_budget(1, disrupted=("p2",))), 2, 1, 3) == [0, 0, 1]
 
 
-def test_a_pod_under_two_budgets_passes_if_it_passes_one_of_them_and_takes_from_both():
+def test_a_pod_under_two_budgets_violates_either_and_counts_in_both():
     two = _budgets(_budget(2), _budget(1, {}))
     assert _passed(two, 1, 2, 3) == [0, 1, 1]
 
 
-def test_a_gang_passes_once_for_each_of_its_pods():
+def test_a_gang_violates_once_for_each_of_its_pods():
     budgets = _budgets(_budget(1), pods=1)
     for member in (1, 2):
         budgets.watch(1, a_pod(f"q{member}", labels={"app": "web"}).metadata, member)
@@ -96,7 +96,7 @@ def test_a_gang_passes_once_for_each_of_its_pods():
     assert budgets.violations([(1, (2,))]) == [0]
 
 
-def test_what_changes_is_known_at_once_and_the_version_says_so():
+def test_changes_apply_at_once_and_increase_the_version():
     budgets = _budgets(_budget(0))
     seen = [budgets.version]
 
@@ -121,7 +121,7 @@ def test_what_changes_is_known_at_once_and_the_version_says_so():
     assert _passed(budgets, 1) == [0]
 
 
-def test_a_job_that_is_forgotten_or_was_never_known_passes_nothing():
+def test_an_unknown_job_violates_nothing():
     budgets = _budgets(_budget(0))
     budgets.forget(1)
     budgets.forget(99)
@@ -129,7 +129,7 @@ def test_a_job_that_is_forgotten_or_was_never_known_passes_nothing():
     assert not budgets.guarded(99)
 
 
-def test_an_empty_selector_and_none_are_told_apart_in_json():
+def test_an_empty_selector_and_none_differ_in_json():
     for text, covered in ((b'{"spec": {"selector": {}}}', True), (b'{"spec": {"selector": null}}', False)):
         budget = decode(text, PodDisruptionBudget)
         budgets = Budgets()

@@ -1,4 +1,4 @@
-"""Which reason a pod's condition has: `Unschedulable` buys nodes, so only what a node could cure is called that."""
+"""The reason of a pod's condition: autoscalers add nodes for `Unschedulable`, so only what a node could solve has it."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def reason_of(cluster: FakeCluster, name: str) -> str:
         ({"annotations": {"scheduling.k8s.io/group-name": "ring"}}, "WaitingForPodGroup"),
     ],
 )  # fmt: skip
-def test_a_pod_that_waits_has_the_reason_of_what_it_waits_for(fields: dict[str, Any], reason: str):
+def test_a_pending_pod_has_the_reason_of_its_obstacle(fields: dict[str, Any], reason: str):
     cluster = FakeCluster()
     cluster.node("a")
     cluster.pod("x", **fields)
     assert reason_of(cluster, "x") == reason
 
 
-def test_who_is_beyond_its_quota_does_not_ask_for_nodes():
+def test_a_pod_over_its_quota_is_not_unschedulable():
     quotas = {"quotas": {"ns": {"hard": {"cpu": 2}}}}
     cluster = FakeCluster(Options(scheduling=msgspec.convert(quotas, SchedulingConfig)))
     cluster.node("a", cpu="8")
@@ -61,7 +61,7 @@ def test_who_is_beyond_its_quota_does_not_ask_for_nodes():
     assert reason_of(cluster, "x") == "WaitingForQuota"
 
 
-def test_who_could_not_be_read_and_who_waits_for_storage_besides_does_not_ask_for_nodes():
+def test_an_unreadable_pod_that_also_waits_for_storage_is_not_unschedulable():
     cluster = FakeCluster()
     cluster.node("a")
     both = {

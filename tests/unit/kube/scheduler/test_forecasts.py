@@ -1,4 +1,4 @@
-"""When pods that wait will start, written on them, and what is learned from those that are over."""
+"""Annotations with the expected start of pending pods, and learning from finished ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = Options(scheduling=SchedulingConfig(profiles={"default": ProfileConfig(q
 
 
 class Patches:
-    """Takes every patch, or refuses each in the same way."""
+    """Accepts every patch, or refuses each in the same way."""
 
     def __init__(self, refuses: ApiError | None = None) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
@@ -51,7 +51,7 @@ def _forecasting(cluster: FakeCluster, api: Patches) -> PodForecasts:
     return PodForecasts(api, parts.controller, parts.pods, _Clock(cluster), ForecastConfig(), check_every_s=0.001)
 
 
-def _waiting_town() -> FakeCluster:
+def _waiting_cluster() -> FakeCluster:
     cluster = FakeCluster(BATCH)
     cluster.node("n1")
     cluster.pod("runs", "4", estimate="1h")
@@ -65,16 +65,16 @@ def _round(forecasting: PodForecasts) -> bool:
     return asyncio.run(forecasting._write(list(forecasting._outdated())))
 
 
-def test_a_promise_is_written_on_the_pod_once():
-    cluster, api = _waiting_town(), Patches()
+def test_a_start_reservation_is_annotated_once():
+    cluster, api = _waiting_cluster(), Patches()
     forecasting = _forecasting(cluster, api)
     assert _round(forecasting)
     assert _round(forecasting)
     assert api.seen == [("first", {EXPECTED: "2026-09-21T15:13:20Z", LATEST: "2026-09-21T15:13:20Z"})]
 
 
-def test_what_another_wrote_before_is_not_written_again():
-    cluster, api = _waiting_town(), Patches()
+def test_the_annotation_of_an_earlier_leader_is_not_written_again():
+    cluster, api = _waiting_cluster(), Patches()
     said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:00Z", LATEST: "2026-09-21T15:13:30Z"}
     cluster.delete("first")
     cluster.pod("first", "4", annotations=said)
@@ -83,21 +83,21 @@ def test_what_another_wrote_before_is_not_written_again():
     assert api.seen == []
 
 
-def test_who_has_no_promise_is_told_what_was_foreseen():
-    cluster, api = _waiting_town(), Patches()
+def test_a_pod_without_a_start_reservation_gets_the_forecast():
+    cluster, api = _waiting_cluster(), Patches()
     cluster.pod("second", "4", estimate="1h")
     cluster.step()
     forecasting = _forecasting(cluster, api)
     asyncio.run(forecasting.forecast_task._forecast())
     _round(forecasting)
     asyncio.run(forecasting.stop())
-    told = dict(api.seen)
-    assert told["second"][EXPECTED] == "2026-09-21T16:13:20Z"
-    assert told["second"][LATEST] >= told["second"][EXPECTED]
+    annotations = dict(api.seen)
+    assert annotations["second"][EXPECTED] == "2026-09-21T16:13:20Z"
+    assert annotations["second"][LATEST] >= annotations["second"][EXPECTED]
 
 
-def test_without_the_right_nothing_is_tried_for_a_while(caplog: pytest.LogCaptureFixture):
-    cluster = _waiting_town()
+def test_a_forbidden_annotation_pauses_further_tries(caplog: pytest.LogCaptureFixture):
+    cluster = _waiting_cluster()
     assert not _round(_forecasting(cluster, Patches(ApiError(403, "Forbidden", "pods is forbidden"))))
     assert "rbac-forecast.yaml" in caplog.text
 
@@ -112,8 +112,8 @@ def test_small_changes_are_not_worth_a_patch(old_min: float, new_min: float, mat
     assert differs_noticeably(old, new, NOW_MS) is matters
 
 
-def test_our_own_annotation_does_not_make_a_pod_another():
-    cluster = _waiting_town()
+def test_our_own_annotation_is_no_change_of_a_pod():
+    cluster = _waiting_cluster()
     before = cluster.job("first")
     said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:20Z"}
     fields = {"requests": {"cpu": "4", "memory": "1Gi"}, "schedulerName": "hodei"}
@@ -159,7 +159,7 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
 
 
 def test_forecasts_learn_from_them_too():
-    cluster = _waiting_town()
+    cluster = _waiting_cluster()
     forecasting = _forecasting(cluster, Patches())
     spec = cluster.parts.pods.entries["uid-runs"].info.job
     for _ in range(6):

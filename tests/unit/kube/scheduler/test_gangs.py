@@ -1,4 +1,4 @@
-"""Groups of pods by everybody's conventions: which group, how many, how long; and the gangs that come of them."""
+"""Pod groups by the conventions of all projects: group, size, timeout; and the gangs made from them."""
 
 import pytest
 from msgspec import structs
@@ -134,7 +134,7 @@ def test_a_pod_belongs_to_no_gang(fields):
     ],
     ids=["PodGroup", "Workload"],
 )
-def test_pods_of_a_basic_group_go_one_by_one(fields, groups):
+def test_pods_of_a_basic_group_are_scheduled_one_by_one(fields, groups):
     assert group_of(membership(a_pod(**fields)), groups) is None
 
 
@@ -154,7 +154,7 @@ def test_pods_of_a_basic_group_go_one_by_one(fields, groups):
         ({"annotations": {"pod-group": "x"}}, 'the size of pod group "x" is not declared (annotation pod-group-size)'),
     ],
 )
-def test_a_gang_whose_size_nobody_has_declared_waits_and_says_for_what(fields, text):
+def test_a_gang_without_a_declared_size_waits_with_a_reason(fields, text):
     found = group_of(membership(a_pod(**fields)), _groups())
     assert isinstance(found, Reason)
     assert text in found.text
@@ -177,13 +177,13 @@ def test_a_group_inside_a_group_is_not_supported_and_says_so():
     ],
     ids=["no number", "nobody", "no duration", "no JSON"],
 )
-def test_what_cannot_be_read_is_a_reason(annotations):
+def test_an_unreadable_group_is_a_reason(annotations):
     found = membership(a_pod(annotations=annotations))
     assert isinstance(found, Reason)
     assert found.code == "INVALID_POD_GROUP"
 
 
-def test_pods_that_declare_different_sizes_are_told_so():
+def test_pods_that_declare_different_sizes_are_refused():
     one, other = (membership(a_pod(annotations={"pod-group": "g", "pod-group-size": size})) for size in ("2", "3"))
     found = group_of(one, siblings=(other,))
     assert isinstance(found, Reason)
@@ -231,7 +231,7 @@ def test_pods_that_are_bound_already_count():
     assert assemble([_in_group("a", nodeName="n1")]) == []
 
 
-def test_groups_of_different_namespaces_are_strangers():
+def test_groups_of_different_namespaces_are_separate():
     found = assemble([_in_group("a", "2"), _in_group("a", "2", namespace="other"), a_pod("alone")])
     assert sorted(len(one.pending) for one in found) == [1, 1, 1]
     assert [one.reason is None for one in found] == [True, False, False]
@@ -246,7 +246,7 @@ def test_equal_pods_are_one_task_of_the_gangs_job():
     assert order == [0, 2, 3, 1]
 
 
-def test_who_is_not_needed_is_taken_along_or_left_for_later():
+def test_spare_members_are_placed_if_capacity_is_left():
     pods = [translate.pod(a_pod(name, requests={"cpu": "1"})) for name in "abc"]
     pods.append(translate.pod(a_pod("d", requests={"cpu": "2"})))
     job, order = as_job([one_name(pod) for pod in pods], 2)
@@ -254,14 +254,14 @@ def test_who_is_not_needed_is_taken_along_or_left_for_later():
     assert order == [0, 1, 2]
 
 
-def test_labels_that_number_the_pods_of_a_set_do_not_tell_them_apart():
+def test_index_labels_do_not_make_pods_of_a_set_different():
     index = "batch.kubernetes.io/job-completion-index"
     pods = [translate.pod(a_pod(str(n), labels={index: str(n), "app": "x"})) for n in range(3)]
     job, _ = as_job([one_name(pod) for pod in pods], 3)
     assert [(task.count, task.labels) for task in job.tasks] == [(3, {"app": "x"})]
 
 
-def test_a_gang_counts_as_much_as_its_highest_pod():
+def test_a_gang_has_the_priority_of_its_highest_pod():
     pods = [one_name(translate.pod(a_pod(str(n), priority=n))) for n in (3, 7, 5)]
     assert as_job(pods, 3)[0].priority == 7
 
@@ -272,6 +272,6 @@ def test_the_topology_of_a_group_is_the_gangs():
 
 
 def one_name(pod):
-    """As a live cluster's pods are read: without the name, which nothing in scheduling reads."""
+    """As in a live cluster, without the pod's name, which scheduling does not read."""
     job = structs.replace(pod.job, tasks=(structs.replace(pod.job.tasks[0], name="pod"),))
     return structs.replace(pod, job=job)

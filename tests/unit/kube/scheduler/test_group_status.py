@@ -1,4 +1,4 @@
-"""How groups stand, in the words of those whose objects they are. That the API takes it is shown against a real one."""
+"""The status of pod groups in the form of each project. tests/real/kubernetes shows that the API accepts it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_time_when_scheduling_began_is_kept_and_the_owner_is_named() -> None
 
 
 @pytest.mark.parametrize("phase", ["Finished", "Failed"])
-def test_a_final_phase_of_scheduler_plugins_is_never_taken_back(phase: str) -> None:
+def test_a_final_phase_of_scheduler_plugins_never_changes(phase: str) -> None:
     assert scheduler_plugins_status(a_group(phase=phase), GroupStatus(pending=3), AT) is None
 
 
@@ -75,7 +75,7 @@ def test_phases_and_conditions_of_volcano(now: GroupStatus, phase: str, conditio
     assert [one["type"] for one in said.get("conditions", [])] == ([condition] if condition else [])
 
 
-def test_other_conditions_stay_and_one_that_says_the_same_keeps_its_time() -> None:
+def test_other_conditions_stay_and_an_unchanged_one_keeps_its_time() -> None:
     before = {"type": "Scheduled", "status": "True", "reason": "tasks in gang are ready to be scheduled", "message": "",
               "lastTransitionTime": "then"}  # fmt: skip
     other = {"type": "Unschedulable", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": "long ago"}

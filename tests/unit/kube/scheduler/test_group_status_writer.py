@@ -1,5 +1,4 @@
-"""The statuses of groups arrive in order, and what was not taken is written again. What the API makes of them is shown against a
-real one."""
+"""The status of groups is written in order, and again after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ PLUGINS = "scheduling.x-k8s.io/pod-group"
 
 
 class SlowApi:
-    """Holds every status back until it is let through, and writes down what arrived, in its order."""
+    """Delays every status until it is released, and records them in order."""
 
     def __init__(self) -> None:
         self.coming: list[asyncio.Future[None]] = []
@@ -67,7 +66,7 @@ def a_gang(slow: SlowStatusWriter) -> None:
     slow.cluster.step()
 
 
-def test_the_next_status_of_a_group_is_sent_when_the_one_before_it_has_arrived() -> None:
+def test_the_status_of_a_group_is_written_one_at_a_time() -> None:
     async def body(slow: SlowStatusWriter) -> None:
         a_gang(slow)
         await slow.until(lambda: len(slow.api.coming) == 1)
@@ -86,7 +85,7 @@ def test_the_next_status_of_a_group_is_sent_when_the_one_before_it_has_arrived()
     run(body)
 
 
-def test_what_an_api_server_did_not_take_is_written_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_is_written_again_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_status, "RETRY_S", 0.01)
 
     async def body(slow: SlowStatusWriter) -> None:
@@ -100,7 +99,7 @@ def test_what_an_api_server_did_not_take_is_written_when_it_is_back(monkeypatch:
     run(body)
 
 
-def test_a_group_of_volcano_is_let_in_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_volcano_group_is_admitted_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_status, "RETRY_S", 0.01)
     owner = {
         "kind": "Job",

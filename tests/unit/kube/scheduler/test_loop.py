@@ -1,5 +1,4 @@
-"""The loop's own part in preemption: who is deleted and who is spared. The cluster is a list of what was asked of it; that
-the API does what it is asked is shown against a real one."""
+"""Preemption in the scheduling loop: which pods are deleted and which stay. The API only records requests."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from hodei.kube.scheduler.status_reporter import StatusReporter
 from unit.kube.fake_cluster import FakeCluster
 
 
-class Deaf:
-    """An Actor that writes down what it is told and does nothing."""
+class RecordingPodApi:
+    """A PodApi that records its calls and does nothing."""
 
     reports = "all"
 
@@ -36,14 +35,14 @@ class Deaf:
 
 
 class Loop:
-    """A town whose decisions a real driver carries out."""
+    """A fake cluster with a real scheduling loop."""
 
     def __init__(self) -> None:
-        self.cluster, self.actor = FakeCluster(), Deaf()
-        parts, actor = self.cluster.parts, cast("Any", self.actor)
-        telling = StatusReporter(parts.controller, parts.pods, actor, parts.explainer)
+        self.cluster, self.pod_api = FakeCluster(), RecordingPodApi()
+        parts, pod_api = self.cluster.parts, cast("Any", self.pod_api)
+        telling = StatusReporter(parts.controller, parts.pods, pod_api, parts.explainer)
         self.loop = SchedulerLoop(
-            cast("Any", None), parts.controller, parts.pods, parts.cache, actor, telling, parts.metrics,
+            cast("Any", None), parts.controller, parts.pods, parts.cache, pod_api, telling, parts.metrics,
             lambda: self.cluster.now_ms,
         )  # fmt: skip
 
@@ -56,12 +55,12 @@ class Loop:
             self.step()
             await asyncio.sleep(0)
 
-    def hold_up(self, held: bool) -> None:
-        """Whether deletions have to wait, as behind many others."""
-        lane = self.loop._removal_requests
-        lane.width = 0 if held else REMOVALS
+    def block_removals(self, held: bool) -> None:
+        """Block deletions, as if many others were queued."""
+        queue = self.loop._removal_requests
+        queue.width = 0 if held else REMOVALS
         if not held:
-            lane.put(_nothing)
+            queue.put(_nothing)
 
 
 async def _nothing() -> None:
@@ -84,31 +83,31 @@ def test_a_victim_is_deleted() -> None:
     async def story(loop: Loop) -> None:
         loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
-        assert loop.actor.deleted == ["low"]
+        assert loop.pod_api.deleted == ["low"]
 
     _run(story)
 
 
 def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_room() -> None:
     async def story(loop: Loop) -> None:
-        loop.hold_up(True)
+        loop.block_removals(True)
         loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
         loop.cluster.node("b", cpu="4")
         await loop.settle()
-        assert loop.actor.bound == {"high": "b"}
-        loop.hold_up(False)
+        assert loop.pod_api.bound == {"high": "b"}
+        loop.block_removals(False)
         await loop.settle()
-        assert loop.actor.deleted == []
+        assert loop.pod_api.deleted == []
         run = loop.cluster.parts.controller.cluster.live_runs(loop.cluster.job("low"))[0]
         assert run.stop_reason is None
 
     _run(story)
 
 
-def test_one_that_was_spared_goes_when_another_has_come_to_need_its_room() -> None:
+def test_a_victim_that_was_spared_is_deleted_for_a_later_preemptor() -> None:
     async def story(loop: Loop) -> None:
-        loop.hold_up(True)
+        loop.block_removals(True)
         loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
         loop.cluster.node("b", cpu="4")
@@ -116,8 +115,8 @@ def test_one_that_was_spared_goes_when_another_has_come_to_need_its_room() -> No
         loop.cluster.now_ms += 60_000
         loop.cluster.pod("next", cpu="4", priority=4)
         await loop.settle()
-        loop.hold_up(False)
+        loop.block_removals(False)
         await loop.settle()
-        assert loop.actor.deleted == ["low"]
+        assert loop.pod_api.deleted == ["low"]
 
     _run(story)

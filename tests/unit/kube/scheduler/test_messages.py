@@ -1,4 +1,4 @@
-"""The words of kube-scheduler, from what the engine found."""
+"""kube-scheduler's messages from the engine's reasons."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_each_node_is_counted_for_the_first_filter_that_refuses_it():
     )
 
 
-def test_of_room_every_lack_is_told_and_pods_have_words_of_their_own():
+def test_every_insufficient_resource_is_reported_and_pods_have_their_own_text():
     table = a_table(a_node("n1", allocatable={"cpu": "1", "memory": "1Gi", "pods": "1"}))
     table.place(0, {"cpu": 500, "memory": 2**30, "pods": 1})
     assert _refusal(wanted(requests={"cpu": "1", "memory": "1Gi"}), table).counts() == {
@@ -61,11 +61,11 @@ def test_of_room_every_lack_is_told_and_pods_have_words_of_their_own():
     ],
     ids=["1.33", "1.34", "1.36", "1.37", "unknown"],
 )
-def test_each_release_has_its_words(minor: int, expected: Messages):
+def test_each_release_has_its_messages(minor: int, expected: Messages):
     assert messages.messages_for(minor) == expected
 
 
-def test_what_is_refused_before_any_node_is_told_so_of_preemption():
+def test_a_refusal_before_any_node_has_its_own_preemption_text():
     assert messages.not_helpful(2).startswith("preemption: 0/2 nodes are available: 2 Preemption is not helpful")
     assert messages.not_helpful(2, messages.messages_for(36)) == "not found"
 
@@ -78,7 +78,7 @@ def test_older_releases_name_the_taint():
     )
 
 
-def test_some_releases_tell_of_claims_before_preemption():
+def test_some_releases_report_claims_before_preemption():
     table = a_table(a_node("n1", taints=[GPU_TAINT]))
     assert _message(wanted(), table, release=Messages(reports_claims=True)) == (
         "0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes are"
@@ -86,7 +86,7 @@ def test_some_releases_tell_of_claims_before_preemption():
     )
 
 
-def test_nodes_that_a_daemons_pod_is_not_meant_for_are_not_looked_at():
+def test_nodes_that_a_daemon_pod_does_not_name_are_skipped():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     pod = wanted(requests={"cpu": "8"}, affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}})
     table = a_table(a_node("n1"), a_node("n2", taints=[GPU_TAINT]), a_node("n3", unschedulable=True))
@@ -96,7 +96,7 @@ def test_nodes_that_a_daemons_pod_is_not_meant_for_are_not_looked_at():
     assert messages.unnamed_nodes(wanted().member, table) is None
 
 
-def test_reasons_are_sorted_as_strings_numbers_and_all():
+def test_reasons_are_sorted_as_strings_with_their_numbers():
     counts = {"b": 2, "c": 10, "a": 2, "none": 0}
     assert messages.unschedulable(14, counts) == "0/14 nodes are available: 10 c, 2 a, 2 b."
 
@@ -108,13 +108,13 @@ def test_selector_and_affinity_are_one_reason():
     assert _refusal(pod, table).counts() == {"node(s) didn't match Pod's node affinity/selector": 2}
 
 
-def test_company_and_ports_and_spread():
+def test_pod_affinity_ports_and_spread():
     labels = {"kubernetes.io/hostname": "n1"}
     apart = {"podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}]}}
     together = {"podAffinity": {REQUIRED: [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"x": "y"}}}]}}
     spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
     port = [{"ports": [{"hostPort": 80}]}]
-    told = {}
+    reasons = {}
     for name, fields in {
         "apart": {"affinity": apart}, "together": {"affinity": together}, "repelled": {}, "port": {"containers": port},
         "spread": {"topologySpreadConstraints": [spread]},
@@ -122,8 +122,8 @@ def test_company_and_ports_and_spread():
         table = a_table(a_node("n1", labels=labels))
         resident = wanted(affinity=apart) if name == "repelled" else wanted(containers=port)
         table.place(0, {}, resident.member)
-        told[name] = list(_refusal(wanted(**fields), table).counts())
-    assert told == {
+        reasons[name] = list(_refusal(wanted(**fields), table).counts())
+    assert reasons == {
         "apart": ["node(s) didn't match pod anti-affinity rules"],
         "together": ["node(s) didn't match pod affinity rules"],
         "repelled": ["node(s) didn't satisfy existing pods anti-affinity rules"],
@@ -142,7 +142,7 @@ def test_a_refusal_before_any_node_stands_alone():
     )
 
 
-def test_reasons_of_ours_keep_our_words():
+def test_our_own_reasons_keep_their_text():
     assert messages.LATEST.text(Reason("mine", "MINE", "because")) == "because"
 
 

@@ -1,22 +1,22 @@
-"""Numbers that dashboards of kube-scheduler read, after things that really happened in the controller."""
+"""kube-scheduler's metrics after real decisions of the controller."""
 
 from __future__ import annotations
 
 import asyncio
 
-from unit.kube.scheduler.test_removals import Driven
+from unit.kube.scheduler.test_removals import SchedulerRun
 
 
 def test_a_preemption_counts_with_its_victims():
     async def story() -> bytes:
-        driven = Driven()
-        driven.cluster.node("a", cpu="3")
+        scheduler = SchedulerRun()
+        scheduler.cluster.node("a", cpu="3")
         for name in ("low-1", "low-2", "low-3"):
-            await driven.bound(name)
-        driven.cluster.now_ms += 1000
-        driven.cluster.pod("high", cpu="2", priority=1000)
-        await driven.settle()
-        return driven.cluster.parts.metrics.render()
+            await scheduler.bound(name)
+        scheduler.cluster.now_ms += 1000
+        scheduler.cluster.pod("high", cpu="2", priority=1000)
+        await scheduler.settle()
+        return scheduler.cluster.parts.metrics.render()
 
     lines = asyncio.run(story()).decode().splitlines()
     assert "scheduler_preemption_attempts_total 1.0" in lines

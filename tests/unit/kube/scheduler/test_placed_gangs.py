@@ -1,4 +1,4 @@
-"""Gangs after they were placed: members that are over, lost ones and their replacements, and whose place may be taken."""
+"""Gangs after they were placed: ended members, replacements of lost ones, and preemption."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def ring(size: int = 3, **more: str) -> dict[str, Any]:
     return {"annotations": {"pod-group": "ring", "pod-group-size": str(size), **more}, "owners": [OWNER]}
 
 
-def over(cluster: FakeCluster, name: str, phase: str = "Succeeded") -> None:
-    """As the two watches tell it: it leaves the one and comes into the other."""
+def end_member(cluster: FakeCluster, name: str, phase: str = "Succeeded") -> None:
+    """The pod leaves the watch of active pods and appears in that of ended ones."""
     ended = structs.replace(cluster.pods[f"uid-{name}"], status=PodStatus(phase))
     cluster.delete(name)
     cluster.parts.pods.ended_members.changed("ADDED", ended)
@@ -67,7 +67,7 @@ def test_a_placed_gang_is_split_into_jobs_without_a_cancellation_or_a_stop() -> 
 def test_the_last_pod_of_a_job_starts_when_all_before_it_have_succeeded() -> None:
     cluster = a_cluster()
     for name in the_ring(cluster):
-        over(cluster, name)
+        end_member(cluster, name)
     cluster.pod("ring-3", **ring())
     cluster.step()
     assert cluster.node_of("ring-3")
@@ -76,16 +76,16 @@ def test_the_last_pod_of_a_job_starts_when_all_before_it_have_succeeded() -> Non
 def test_members_that_failed_do_not_count() -> None:
     cluster = a_cluster()
     for name in the_ring(cluster):
-        over(cluster, name, "Failed")
+        end_member(cluster, name, "Failed")
     cluster.pod("ring-3", **ring())
     cluster.step()
     assert not cluster.node_of("ring-3")
 
 
-def test_what_ran_under_the_same_name_before_does_not_count() -> None:
+def test_members_of_an_earlier_gang_of_the_same_name_do_not_count() -> None:
     cluster = a_cluster()
     for name in the_ring(cluster):
-        over(cluster, name)
+        end_member(cluster, name)
     cluster.pod("again-0", **{**ring(), "owners": [{**OWNER, "uid": "job-2"}]})
     cluster.step()
     assert not cluster.node_of("again-0")
@@ -107,12 +107,12 @@ def test_pods_without_an_owner_count_if_the_group_is_older(made: str, starts: bo
     assert bool(cluster.node_of("ring-1")) == starts
 
 
-def test_a_member_that_the_cluster_has_forgotten_does_not_count_any_more() -> None:
+def test_a_deleted_ended_member_does_not_count_any_more() -> None:
     cluster = a_cluster()
     the_ring(cluster)
     ended = structs.replace(cluster.pods["uid-ring-0"], status=PodStatus("Succeeded"))
     for name in ("ring-0", "ring-1", "ring-2"):
-        over(cluster, name)
+        end_member(cluster, name)
     past = cluster.parts.pods.ended_members
     past.changed("DELETED", ended)
     assert len(past.of(("annotation", "ns", "ring"))) == 2
@@ -166,7 +166,7 @@ def test_a_higher_pod_still_comes_before_a_replacement() -> None:
 
 
 def stopped(cluster: FakeCluster) -> set[str]:
-    """The pods that were told to go."""
+    """The pods that are being stopped."""
     state = cluster.parts.controller.cluster
     return {
         entry.pod.metadata.name
@@ -175,7 +175,7 @@ def stopped(cluster: FakeCluster) -> set[str]:
     }
 
 
-def test_a_gang_whose_member_must_go_goes_whole() -> None:
+def test_a_gang_is_preempted_as_a_whole() -> None:
     cluster = a_cluster()
     the_ring(cluster)
     cluster.pod("high", priority=9)
@@ -183,7 +183,7 @@ def test_a_gang_whose_member_must_go_goes_whole() -> None:
     assert stopped(cluster) == {"ring-0", "ring-1", "ring-2"}
 
 
-def test_one_that_is_alone_goes_rather_than_a_gang() -> None:
+def test_a_single_pod_is_preempted_rather_than_a_gang() -> None:
     cluster = a_cluster(4)
     the_ring(cluster)
     cluster.pod("alone")
@@ -194,7 +194,7 @@ def test_one_that_is_alone_goes_rather_than_a_gang() -> None:
     assert stopped(cluster) == {"alone"}
 
 
-def test_a_gang_with_more_than_it_needs_gives_up_one_that_it_can_do_without() -> None:
+def test_a_spare_member_is_preempted_alone() -> None:
     cluster = a_cluster(4)
     the_ring(cluster, count=4)
     cluster.pod("high", priority=9)
@@ -202,7 +202,7 @@ def test_a_gang_with_more_than_it_needs_gives_up_one_that_it_can_do_without() ->
     assert len(stopped(cluster)) == 1
 
 
-def test_a_gang_gives_up_all_that_it_can_do_without_and_then_goes_whole() -> None:
+def test_spare_members_are_preempted_before_the_whole_gang() -> None:
     cluster = a_cluster(5)
     the_ring(cluster, count=5)
     for number in range(3):
@@ -211,7 +211,7 @@ def test_a_gang_gives_up_all_that_it_can_do_without_and_then_goes_whole() -> Non
     assert stopped(cluster) == {f"ring-{number}" for number in range(5)}
 
 
-def test_nobody_takes_the_place_of_a_gang_with_a_member_that_is_too_high_for_him() -> None:
+def test_a_gang_with_a_member_of_higher_priority_is_not_preempted() -> None:
     cluster = a_cluster(2)
     said = ring(2)
     cluster.pod("ring-0", priority=1, **said)
@@ -223,10 +223,10 @@ def test_nobody_takes_the_place_of_a_gang_with_a_member_that_is_too_high_for_him
     assert stopped(cluster) == set()
 
 
-def test_finished_members_count_for_the_minimum_that_is_left() -> None:
+def test_finished_members_count_towards_the_minimum() -> None:
     cluster = a_cluster(4)
     the_ring(cluster, count=4)
-    over(cluster, "ring-0")
+    end_member(cluster, "ring-0")
     cluster.pod("filler", priority=9)
     cluster.step()
     cluster.pod("high", priority=9)
@@ -234,7 +234,7 @@ def test_finished_members_count_for_the_minimum_that_is_left() -> None:
     assert len(stopped(cluster)) == 1
 
 
-def test_a_group_that_is_disrupted_together_goes_whole_also_beyond_its_minimum() -> None:
+def test_an_all_or_nothing_group_is_preempted_with_its_spare_members() -> None:
     cluster = a_cluster(3)
     spec = {"schedulingPolicy": {"gang": {"minCount": 2}}, "disruptionMode": "PodGroup"}
     group = from_builtins({"metadata": {"name": "ring", "namespace": "ns"}, "spec": spec}, PodGroup)
@@ -265,7 +265,7 @@ def test_parts_of_a_gang_keep_their_own_minimum() -> None:
     assert stopped(cluster) < {"w-0", "w-1"}
 
 
-def test_pods_whose_gang_is_no_more_are_alone_again() -> None:
+def test_pods_without_their_gang_are_single_again() -> None:
     cluster = a_cluster()
     the_ring(cluster)
     entry = cluster.parts.pods.entries["uid-ring-0"]
@@ -283,7 +283,7 @@ def codes(cluster: FakeCluster, name: str) -> list[str]:
     return [reason.code for reason in cluster.parts.pods.entries[f"uid-{name}"].reasons]
 
 
-def test_a_gang_that_has_waited_for_as_long_as_it_may_steps_aside_and_comes_back() -> None:
+def test_a_gang_that_times_out_backs_off_and_returns() -> None:
     cluster = a_cluster(2)
     cluster.pod("low-0", nodeName="n0")
     cluster.pod("low-1", nodeName="n1")
@@ -307,7 +307,7 @@ def test_a_gang_that_has_waited_for_as_long_as_it_may_steps_aside_and_comes_back
     assert cluster.job("ring-0") in cluster.parts.controller.preemption.holds
 
 
-def test_a_gang_that_is_not_all_there_in_time_is_told_and_others_get_the_room_meanwhile() -> None:
+def test_an_incomplete_gang_that_times_out_leaves_its_capacity_to_others() -> None:
     cluster = a_cluster(2)
     group = from_builtins(
         {"metadata": {"name": "ring", "namespace": "ns"}, "spec": {"minMember": 2, "scheduleTimeoutSeconds": 5}},
@@ -330,7 +330,7 @@ def test_a_gang_that_is_not_all_there_in_time_is_told_and_others_get_the_room_me
     assert cluster.parts.pods.timeouts.next_ms() is None
 
 
-def test_a_gang_of_which_nobody_says_how_long_it_may_wait_keeps_its_place() -> None:
+def test_a_gang_without_a_declared_timeout_does_not_time_out() -> None:
     cluster = a_cluster(1)
     for number in range(2):
         cluster.pod(f"ring-{number}", **ring(2))
@@ -342,7 +342,7 @@ def test_a_gang_of_which_nobody_says_how_long_it_may_wait_keeps_its_place() -> N
     assert cluster.parts.pods.timeouts.next_ms() is None
 
 
-def test_members_that_were_placed_and_are_not_bound_in_time_give_their_room_back() -> None:
+def test_placed_members_that_are_not_bound_in_time_release_their_capacity() -> None:
     cluster = a_cluster(2)
     said = ring(2, **{"pod-group-timeout": "10s"})
     for number in range(2):

@@ -1,4 +1,4 @@
-"""`hodei kube plan`: all pods of a manifest are judged, each in what the ones before it leave."""
+"""`hodei kube plan`: all pods of a manifest, each in the capacity that the previous ones leave."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def made(kind: str, name: str = "x", version: str = "apps/v1", **spec: Any) -> d
 
 
 def planned(tmp_path: Path, *documents: dict[str, Any], nodes: dict[str, Any] | None = None) -> list[Planned]:
-    """On two nodes of four and two cores."""
+    """Plan on two nodes with four and two cores."""
     file = tmp_path / "all.yaml"
     file.write_text("\n---\n".join(json.dumps(document) for document in documents))
-    harness = build_scheduler(Options(), tries=0)
+    parts = build_scheduler(Options(), tries=0)
     for name, fields in (nodes or {"a": {"cpu": "4"}, "b": {"cpu": "2"}}).items():
         room = {"cpu": fields.pop("cpu"), "memory": "64Gi", "pods": "110"}
-        harness.pods.node_changed(name, None, a_node(name, allocatable=room, **fields))
-    harness.controller.step(NOW_MS, harness.pods.take_facts())
-    reader = Reader(harness.cache.context, ReaderOptions(), harness.refusals)
-    found = plan_workloads(harness, reader, read_manifests([file], "ns"), NOW_MS)
-    table = harness.controller.cluster.table
+        parts.pods.node_changed(name, None, a_node(name, allocatable=room, **fields))
+    parts.controller.step(NOW_MS, parts.pods.take_facts())
+    reader = Reader(parts.cache.context, ReaderOptions(), parts.refusals)
+    found = plan_workloads(parts, reader, read_manifests([file], "ns"), NOW_MS)
+    table = parts.controller.cluster.table
     assert all(not used for used in (table.usage(row) for row in range(len(table.names))))
     return found
 
@@ -61,7 +61,7 @@ def planned(tmp_path: Path, *documents: dict[str, Any], nodes: dict[str, Any] | 
     ],
     ids=lambda document: document["kind"],
 )
-def test_all_pods_of_a_workload_are_judged(tmp_path: Path, document: dict[str, Any]):
+def test_all_pods_of_a_workload_are_planned(tmp_path: Path, document: dict[str, Any]):
     (one,) = planned(tmp_path, document)
     assert (one.total, one.now, one.waiting) == (50, 6, 44)
     assert one.nodes == {"a": 4, "b": 2}
@@ -72,7 +72,7 @@ def test_all_pods_of_a_workload_are_judged(tmp_path: Path, document: dict[str, A
     assert "Insufficient cpu" in said
 
 
-def test_what_comes_later_in_a_file_has_what_is_left(tmp_path: Path):
+def test_later_workloads_of_a_file_get_the_remaining_capacity(tmp_path: Path):
     first, service, second = planned(
         tmp_path,
         made("Deployment", "first", replicas=5, template=template()),
@@ -88,7 +88,7 @@ def test_what_comes_later_in_a_file_has_what_is_left(tmp_path: Path):
     )
 
 
-def test_all_that_fit_are_said_to(tmp_path: Path):
+def test_pods_that_fit_are_reported_as_starting(tmp_path: Path):
     (one,) = planned(tmp_path, made("Deployment", replicas=3, template=template()))
     said = render_answer(_plan_answer(one, Options(), []), planned=True)
     assert said.startswith("Deployment ns/x: all 3 pods would start now (")
@@ -109,7 +109,7 @@ def test_a_gang_starts_whole_or_not_at_all(tmp_path: Path, size: int, now: int):
         ("scheduling.k8s.io/v1alpha2", {"schedulingPolicy": {"gang": {"minCount": 7}}}, {}, {"schedulingGroup": {"podGroupName": "ring"}}),
     ],
 )  # fmt: skip
-def test_a_group_of_the_same_file_says_how_many_belong_together(
+def test_a_pod_group_of_the_same_file_defines_the_gang(
     tmp_path: Path, version: str, spec: Any, annotations: Any, field: Any
 ):
     group = {"apiVersion": version, "kind": "PodGroup", "metadata": {"name": "ring"}, "spec": spec}
@@ -129,7 +129,7 @@ def test_a_gang_that_is_not_complete_waits(tmp_path: Path):
     assert "minCount pods from a gang" in one.refused
 
 
-def test_a_daemon_set_has_a_pod_on_every_node_that_it_may_be_on(tmp_path: Path):
+def test_a_daemon_set_has_a_pod_on_every_matching_node(tmp_path: Path):
     taint = {"taints": [{"key": "only", "value": "gpu", "effect": "NoSchedule"}]}
     nodes = {"a": {"cpu": "4"}, "b": {"cpu": "1"}, "c": {"cpu": "4", **taint}, "d": {"cpu": "4", "labels": {"os": "x"}}}
     (one,) = planned(tmp_path, made("DaemonSet", template=template("2")), nodes={k: dict(v) for k, v in nodes.items()})
@@ -142,7 +142,7 @@ def test_a_daemon_set_has_a_pod_on_every_node_that_it_may_be_on(tmp_path: Path):
 @pytest.mark.parametrize(
     ("spec", "now"), [({"resourceClaims": [{"name": "gpu"}]}, 0), ({"schedulingGates": [{"name": "wait"}]}, 0)]
 )
-def test_what_is_refused_is_refused_for_all(tmp_path: Path, spec: Any, now: int):
+def test_a_refusal_applies_to_all_pods_of_the_workload(tmp_path: Path, spec: Any, now: int):
     (one,) = planned(tmp_path, made("Deployment", replicas=3, template=template(**spec)))
     assert (one.now, one.waiting) == (now, 3)
     assert one.refused
@@ -159,11 +159,11 @@ def test_what_is_refused_is_refused_for_all(tmp_path: Path, spec: Any, now: int)
         {"no": "kind"},
     ],
 )
-def test_what_cannot_be_planned_is_told(tmp_path: Path, document: Any):
+def test_invalid_manifests_are_reported(tmp_path: Path, document: Any):
     with pytest.raises(InvalidInput):
         planned(tmp_path, document)
 
 
-def test_none_are_none(tmp_path: Path):
+def test_a_workload_without_pods_plans_none(tmp_path: Path):
     (one,) = planned(tmp_path, made("Deployment", replicas=0, template=template()))
     assert "creates no pods" in render_answer(_plan_answer(one, Options(), []), planned=True)

@@ -1,6 +1,7 @@
-"""Pods of a cluster as jobs of the controller: what the watches tell, what is decided, and what becomes of bindings.
+"""Pods as jobs of the controller: watch events, decisions and the results of bindings.
 
-The controller is the real one; the cluster is played by hand, so nothing here shows how an API server behaves."""
+The controller is real; the cluster is fed by hand, so nothing here shows how an API server behaves.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ RING = {"pod-group": "ring", "pod-group-size": "2"}
 
 
 class PodScheduler:
-    """A pod scheduler without a cluster: time goes on by a second with every step."""
+    """A pod scheduler without a cluster; every step advances the clock by a second."""
 
     def __init__(self, **options: Any) -> None:
         self.parts = build_scheduler(Options(**options))
@@ -52,7 +53,7 @@ class PodScheduler:
         return self.parts.controller.step(self.now_ms, self.pods.take_facts())
 
     def place(self) -> dict[str, str]:
-        """A step, and what it placed: the node of each pod by its name. Nothing is bound yet."""
+        """Run a step; returns the node of each placed pod. Nothing is bound yet."""
         return {entry.pod.metadata.name: entry.node for entry in self.placed_entries()}
 
     def placed_entries(self) -> list[Entry]:
@@ -60,7 +61,7 @@ class PodScheduler:
         return self.pods.place([act for act in step.acts if isinstance(act, Start)], self.now_ms)
 
     def bind(self, name: str) -> None:
-        """The API has heard the binding, and the watch tells it."""
+        """The binding succeeds, and the watch shows it."""
         entry = self.entry(name)
         self.pods.mark_bound(entry.uid, entry.run)
         self.put(structs.replace(entry.pod, spec=structs.replace(entry.pod.spec, node_name=entry.node)))
@@ -69,7 +70,7 @@ class PodScheduler:
         return self.pods.entries[f"uid-{name}"]
 
     def used(self, node: str = "n1") -> int:
-        """Milli-CPUs that are taken on a node, once all is learnt."""
+        """Allocated milli-CPUs of a node."""
         self.step()
         table = self.parts.controller.cluster.table
         return int(table.holds[table.row[node]].used.get("cpu", 0))
@@ -105,7 +106,7 @@ def test_a_pod_is_left_alone_that_is(scheduler: PodScheduler, fields: dict[str, 
     assert scheduler.used() == 0
 
 
-def test_a_pod_counts_whoever_bound_it_until_it_is_gone(scheduler: PodScheduler):
+def test_a_pod_counts_whichever_scheduler_bound_it_until_it_is_deleted(scheduler: PodScheduler):
     scheduler.pod("theirs", cpu="3", schedulerName="others", nodeName="n1")
     assert scheduler.used() == 3000
     scheduler.pod("theirs", cpu="3", schedulerName="others", nodeName="n1", deleted=True)
@@ -115,28 +116,28 @@ def test_a_pod_counts_whoever_bound_it_until_it_is_gone(scheduler: PodScheduler)
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_pod_that_is_over_holds_nothing(scheduler: PodScheduler, phase: str):
+def test_an_ended_pod_holds_nothing(scheduler: PodScheduler, phase: str):
     scheduler.pod("a", nodeName="n1")
     assert scheduler.used() == 1000
     scheduler.pod("a", nodeName="n1", status={"phase": phase})
     assert scheduler.used() == 0
 
 
-def test_a_pod_whose_gate_is_lifted_is_placed(scheduler: PodScheduler):
+def test_a_pod_whose_gate_is_removed_is_placed(scheduler: PodScheduler):
     scheduler.pod("a", schedulingGates=[{"name": "x"}])
     assert scheduler.place() == {}
     scheduler.pod("a")
     assert scheduler.place() == {"a": "n1"}
 
 
-def test_a_pod_that_is_deleted_before_it_is_bound_leaves_its_room(scheduler: PodScheduler):
+def test_a_pod_deleted_before_its_binding_releases_its_capacity(scheduler: PodScheduler):
     scheduler.pod("a", cpu="4")
     scheduler.place()
     scheduler.delete("a")
     assert scheduler.used() == 0
 
 
-def test_a_binding_that_is_refused_frees_the_room_and_the_pod_waits_again(scheduler: PodScheduler):
+def test_a_refused_binding_releases_the_capacity_and_queues_the_pod(scheduler: PodScheduler):
     scheduler.pod("a", cpu="4")
     scheduler.place()
     entry = scheduler.entry("a")
@@ -147,7 +148,7 @@ def test_a_binding_that_is_refused_frees_the_room_and_the_pod_waits_again(schedu
     assert {"a": "n1"} in again
 
 
-def test_a_binding_of_a_pod_that_is_gone_is_forgotten(scheduler: PodScheduler):
+def test_a_binding_of_a_deleted_pod_is_forgotten(scheduler: PodScheduler):
     scheduler.pod("a")
     scheduler.place()
     entry = scheduler.entry("a")
@@ -156,7 +157,7 @@ def test_a_binding_of_a_pod_that_is_gone_is_forgotten(scheduler: PodScheduler):
     assert "uid-a" not in scheduler.pods.entries
 
 
-def test_a_pod_that_somebody_else_bound_elsewhere_counts_there(scheduler: PodScheduler):
+def test_a_pod_bound_elsewhere_by_another_scheduler_counts_there(scheduler: PodScheduler):
     scheduler.node("n2")
     scheduler.pod("a", cpu="3")
     mine = scheduler.place()["a"]
@@ -170,7 +171,7 @@ def test_a_pod_that_somebody_else_bound_elsewhere_counts_there(scheduler: PodSch
 # ---------------------------------------------------------------------------------------------------- nodes
 
 
-def test_pods_of_a_node_that_goes_and_comes_back_count_again(scheduler: PodScheduler):
+def test_pods_of_a_node_that_is_deleted_and_returns_count_again(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3", nodeName="n1")
     scheduler.step()
     scheduler.lose("n1")
@@ -181,14 +182,14 @@ def test_pods_of_a_node_that_goes_and_comes_back_count_again(scheduler: PodSched
     assert scheduler.used() == 0
 
 
-def test_a_pod_on_a_node_that_is_not_known_counts_when_it_comes(scheduler: PodScheduler):
+def test_a_pod_on_an_unknown_node_counts_when_the_node_joins(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3", nodeName="late")
     scheduler.step()
     scheduler.node("late")
     assert scheduler.used("late") == 3000
 
 
-def test_a_binding_that_was_heard_after_its_node_went_counts_when_the_node_comes_back(scheduler: PodScheduler):
+def test_a_binding_confirmed_after_its_node_was_deleted_counts_when_the_node_returns(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3")
     scheduler.place()
     entry = scheduler.entry("a")
@@ -201,7 +202,7 @@ def test_a_binding_that_was_heard_after_its_node_went_counts_when_the_node_comes
     assert scheduler.used() == 3000
 
 
-def test_a_binding_that_failed_because_its_node_went_is_tried_elsewhere(scheduler: PodScheduler):
+def test_a_binding_that_failed_with_its_node_is_tried_elsewhere(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3")
     scheduler.place()
     entry = scheduler.entry("a")
@@ -212,7 +213,7 @@ def test_a_binding_that_failed_because_its_node_went_is_tried_elsewhere(schedule
     assert scheduler.place() == {"a": "n2"}
 
 
-def test_room_that_another_took_since_the_decision_is_seen_before_the_binding(scheduler: PodScheduler):
+def test_capacity_taken_by_another_scheduler_is_noticed_before_the_binding(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3")
     scheduler.place()
     assert scheduler.pods.lacking_resource(scheduler.entry("a")) == ""
@@ -225,7 +226,7 @@ def test_room_that_another_took_since_the_decision_is_seen_before_the_binding(sc
 # ---------------------------------------------------------------------------------------------------- gangs
 
 
-def test_a_gang_waits_until_it_is_whole_and_its_pods_are_jobs_of_their_own_then(scheduler: PodScheduler):
+def test_a_gang_waits_until_complete_and_is_then_split_into_jobs(scheduler: PodScheduler):
     scheduler.pod("a", annotations=RING)
     assert scheduler.place() == {}
     assert [reason.code for reason in scheduler.entry("a").reasons] == ["GANG_INCOMPLETE"]
@@ -255,7 +256,7 @@ def test_a_member_whose_binding_was_refused_is_tried_again(scheduler: PodSchedul
     assert scheduler.used() == 2000
 
 
-def test_a_gang_with_too_little_room_takes_none(scheduler: PodScheduler):
+def test_a_gang_that_does_not_fit_takes_no_capacity(scheduler: PodScheduler):
     for name in ("a", "b"):
         scheduler.pod(name, cpu="3", annotations=RING)
     assert scheduler.place() == {}
@@ -273,7 +274,7 @@ def test_two_groups_of_one_name_in_two_namespaces_are_two(scheduler: PodSchedule
 # -------------------------------------------------------------------------------------------------- storage
 
 
-def test_a_pod_with_claims_is_read_again_when_storage_changes(scheduler: PodScheduler):
+def test_a_pod_with_claims_is_translated_again_when_storage_changes(scheduler: PodScheduler):
     cache = scheduler.parts.cache
     scheduler.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
     assert scheduler.place() == {}
@@ -299,42 +300,46 @@ def test_a_pod_with_claims_is_read_again_when_storage_changes(scheduler: PodSche
 # ------------------------------------------------------------------------------------------ what pods are told
 
 
-def told(scheduler: PodScheduler, name: str) -> str:
-    """What a pod that was tried, or was not even tried, would be told."""
+def pending_message(scheduler: PodScheduler, name: str) -> str:
+    """The message that a pending pod would get."""
     entry = scheduler.entry(name)
     if entry.stage == "inactive":
         return scheduler.parts.explainer.not_tried(entry.reasons).message
-    line = next(iter(scheduler.parts.controller.queues.values()))
-    gang = line.gangs[entry.id]
-    refusal = line.refusal_of(gang)
+    queue = next(iter(scheduler.parts.controller.queues.values()))
+    gang = queue.gangs[entry.id]
+    refusal = queue.refusal_of(gang)
     assert refusal is not None
     return scheduler.parts.explainer.refused(gang, refusal, scheduler.now_ms).message
 
 
-def test_a_pod_that_finds_no_room_is_told_in_upstream_s_words(scheduler: PodScheduler):
+def test_an_unschedulable_pod_gets_kube_scheduler_s_message(scheduler: PodScheduler):
     scheduler.pod("a", cpu="8")
     scheduler.place()
-    assert told(scheduler, "a") == (
+    assert pending_message(scheduler, "a") == (
         "0/1 nodes are available: 1 Insufficient cpu."
         " preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
     )
 
 
-def test_a_gang_is_told_how_far_it_got(scheduler: PodScheduler):
+def test_a_gang_is_told_how_many_of_its_pods_fit(scheduler: PodScheduler):
     for name in ("a", "b"):
         scheduler.pod(name, cpu="3", annotations=RING)
     scheduler.place()
-    assert told(scheduler, "a").startswith("1 of 2 pods of the group fit; for the next one 0/1 nodes are available:")
+    assert pending_message(scheduler, "a").startswith(
+        "1 of 2 pods of the group fit; for the next one 0/1 nodes are available:"
+    )
 
 
-def test_who_waits_for_its_group_does_not_ask_for_nodes(scheduler: PodScheduler):
-    """An autoscaler would buy some for `Unschedulable`."""
+def test_a_pod_that_waits_for_its_group_is_not_unschedulable(scheduler: PodScheduler):
+    """An autoscaler would add nodes for `Unschedulable`."""
     scheduler.pod("a", annotations=RING)
     scheduler.place()
     assert scheduler.parts.explainer.not_tried(scheduler.entry("a").reasons).reason == "WaitingForPodGroup"
 
 
-def test_a_claim_that_is_missing_is_told_before_any_node(scheduler: PodScheduler):
+def test_a_missing_claim_is_reported_before_any_node(scheduler: PodScheduler):
     scheduler.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
     scheduler.place()
-    assert told(scheduler, "a").startswith('0/1 nodes are available: persistentvolumeclaim "data" not found.')
+    assert pending_message(scheduler, "a").startswith(
+        '0/1 nodes are available: persistentvolumeclaim "data" not found.'
+    )

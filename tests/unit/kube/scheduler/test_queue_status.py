@@ -1,4 +1,4 @@
-"""Backfill over pods: who is promised what, and what those who wait are told."""
+"""Backfill of pods: start reservations, and what pending pods are told."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _batch(backfill: str = "easy", source: str = "user") -> Options:
     return Options(scheduling=SchedulingConfig(profiles={"default": profile}, estimates=estimates))
 
 
-def _waiting_town(options: Options | None = None) -> FakeCluster:
-    """One core of four is free until `first` has its turn, in an hour."""
+def _waiting_cluster(options: Options | None = None) -> FakeCluster:
+    """One core of four is free until `first` starts, in an hour."""
     cluster = FakeCluster(options or _batch())
     cluster.node("n1")
     cluster.pod("runs", "3", estimate="1h")
@@ -33,22 +33,22 @@ def _waiting_town(options: Options | None = None) -> FakeCluster:
     return cluster
 
 
-def _told(cluster: FakeCluster) -> dict[str, PendingStatus]:
-    said: dict[str, PendingStatus] = {}
+def _statuses(cluster: FakeCluster) -> dict[str, PendingStatus]:
+    statuses: dict[str, PendingStatus] = {}
 
-    def tell(job: JobId, told: PendingStatus) -> None:
+    def tell(job: JobId, status: PendingStatus) -> None:
         for entry in cluster.parts.pods.entries_of(job):
-            said[entry.pod.metadata.name] = told
+            statuses[entry.pod.metadata.name] = status
 
     QueueStatus(
         cluster.parts.controller, cluster.parts.pods, cluster.parts.explainer, tell, lambda: cluster.now_ms
     ).check()
-    return said
+    return statuses
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
-def test_who_is_over_in_time_goes_ahead_and_who_is_not_waits(backfill: str):
-    cluster = _waiting_town(_batch(backfill))
+def test_a_pod_is_backfilled_only_if_it_ends_in_time(backfill: str):
+    cluster = _waiting_cluster(_batch(backfill))
     start_reservation = cluster.parts.controller.cluster.availability.start_reservations[cluster.job("first")]
     assert start_reservation.start_ms == NOW_MS + HOUR_MS
     cluster.pod("long", "1", estimate="2h")
@@ -61,33 +61,33 @@ def test_who_is_over_in_time_goes_ahead_and_who_is_not_waits(backfill: str):
     )
 
 
-def test_without_backfill_nobody_passes_the_first():
-    cluster = _waiting_town(_batch("none"))
+def test_without_backfill_no_pod_passes_the_first():
+    cluster = _waiting_cluster(_batch("none"))
     cluster.pod("short", "1", estimate="30m")
     cluster.step()
     assert cluster.node_of("short") == ""
-    assert _told(cluster)["short"].reason == "WaitingForTurn"
+    assert _statuses(cluster)["short"].reason == "WaitingForTurn"
 
 
-def test_who_would_delay_a_promise_waits_for_a_turn_and_is_told_whose():
-    cluster = _waiting_town()
+def test_a_pod_that_would_delay_a_start_reservation_waits_and_names_the_pod():
+    cluster = _waiting_cluster()
     cluster.pod("long", "1", estimate="2h")
     cluster.step()
-    told = _told(cluster)
-    assert told["long"].reason == "WaitingForTurn"
-    assert told["long"].message == "it would delay pod ns/first, which has a start reservation for this capacity"
-    assert told["first"].reason == "Unschedulable"
-    assert told["first"].message.startswith("0/1 nodes are available: 1 Insufficient cpu.")
+    status = _statuses(cluster)
+    assert status["long"].reason == "WaitingForTurn"
+    assert status["long"].message == "it would delay pod ns/first, which has a start reservation for this capacity"
+    assert status["first"].reason == "Unschedulable"
+    assert status["first"].message.startswith("0/1 nodes are available: 1 Insufficient cpu.")
 
 
-def test_who_lacks_room_is_unschedulable_even_if_a_promise_stands_in_the_way_too():
-    cluster = _waiting_town()
+def test_a_pod_without_capacity_is_unschedulable_despite_start_reservations():
+    cluster = _waiting_cluster()
     cluster.pod("large", "2", estimate="2h")
     cluster.step()
-    assert _told(cluster)["large"].reason == "Unschedulable"
+    assert _statuses(cluster)["large"].reason == "Unschedulable"
 
 
-def test_nobody_counts_on_the_end_of_a_service():
+def test_pods_of_services_are_not_expected_to_end():
     cluster = FakeCluster(_batch())
     cluster.node("n1")
     owner = [{"kind": "ReplicaSet", "name": "web", "uid": "1", "controller": True}]
@@ -99,8 +99,8 @@ def test_nobody_counts_on_the_end_of_a_service():
     assert start_reservation is None or start_reservation.start_ms > NOW_MS + 1000 * HOUR_MS
 
 
-def test_what_was_learned_of_finished_pods_counts_for_those_who_wait():
-    cluster = _waiting_town(_batch(source="learned"))
+def test_learned_run_times_apply_to_pending_pods():
+    cluster = _waiting_cluster(_batch(source="learned"))
     owner = [{"kind": "Job", "name": "nightly-7", "uid": "1", "controller": True}]
     cluster.now_ms += 1000
     cluster.pod("quick", "1", owners=owner)

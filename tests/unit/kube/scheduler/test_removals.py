@@ -1,6 +1,6 @@
-"""Whoever the controller tells to go reaches the cluster, once, by the request that its cause calls for.
+"""Pods that have to stop are removed once, by the request that fits the cause.
 
-The API is played: it notes what it is asked. What comes of it in a real cluster is shown in tests/real/kubernetes.
+The API only records requests; tests/real/kubernetes shows what a real cluster does.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from unit.kube.fake_cluster import NOW_MS, FakeCluster
 LENT = {"quotas": {name: {"hard": {"cpu": 2}, "cohort": "lab"} for name in ("owner", "borrower")}}
 
 
-class NotedApi:
+class RecordingApi:
     namespace = "ns"
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.answers: list[ApiError] = []
-        self.heard = asyncio.Event()
+        self.received = asyncio.Event()
 
     async def request(self, method: str, path: str, body: bytes | None = None, **how: Any) -> bytes:
         if path.endswith("/eviction") or method == "DELETE":
             if self.answers:
                 raise self.answers.pop(0)
-            self.heard.set()
-            self.asked.append(f"{'evict' if method == 'POST' else 'delete'} {path.split('/pods/')[1].split('/')[0]}")
+            self.received.set()
+            self.requests.append(f"{'evict' if method == 'POST' else 'delete'} {path.split('/pods/')[1].split('/')[0]}")
         return b"{}"
 
 
-class Driven:
-    """A town whose decisions are carried out on an API that only notes them."""
+class SchedulerRun:
+    """A fake cluster whose decisions are carried out on an API that only records them."""
 
     def __init__(self, scheduling: dict[str, Any] | None = None) -> None:
         options = Options(scheduling=msgspec.convert(scheduling or {}, SchedulingConfig))
-        self.cluster, self.api = FakeCluster(options), NotedApi()
+        self.cluster, self.api = FakeCluster(options), RecordingApi()
         self.loop = make_loop(cast("Any", self.api), self.cluster.parts, options)
         self.loop._now_ms = lambda: self.cluster.now_ms
 
     async def settle(self) -> None:
-        """Until nothing is left to decide or to do."""
+        """Run until nothing is left to decide or to send."""
         for _ in range(200):
             due = self.loop.controller.next_wakeup_ms(self.cluster.now_ms)
             if self.loop.pods.has_work or (due is not None and due <= self.cluster.now_ms):
@@ -64,107 +64,109 @@ class Driven:
         await self.settle()
         assert self.cluster.node_of(name)
 
-    async def passes(self, ms: int) -> None:
+    async def advance(self, ms: int) -> None:
         self.cluster.now_ms += ms
         await self.settle()
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_story(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(story(), 20))
 
 
-async def lent(driven: Driven) -> None:
-    """Four cores of which the borrower holds all, until the owner wants one back."""
-    driven.cluster.node("a", cpu="4")
+async def lend_quota(scheduler: SchedulerRun) -> None:
+    """The borrower holds all four cores until the owner needs one back."""
+    scheduler.cluster.node("a", cpu="4")
     for at in range(4):
-        await driven.bound(f"b{at}", namespace="borrower")
-    driven.cluster.pod("mine", namespace="owner")
-    await driven.settle()
+        await scheduler.bound(f"b{at}", namespace="borrower")
+    scheduler.cluster.pod("mine", namespace="owner")
+    await scheduler.settle()
 
 
-def test_what_was_lent_is_taken_back_by_eviction_once():
+def test_lent_quota_is_reclaimed_by_one_eviction():
     async def story() -> None:
-        driven = Driven(LENT)
-        await lent(driven)
-        await driven.settle()
-        assert driven.api.asked == ["evict b3"]
-        driven.cluster.delete("b3")
-        await driven.settle()
-        assert driven.cluster.node_of("mine") == "a"
-        assert driven.api.asked == ["evict b3"]
+        scheduler = SchedulerRun(LENT)
+        await lend_quota(scheduler)
+        await scheduler.settle()
+        assert scheduler.api.requests == ["evict b3"]
+        scheduler.cluster.delete("b3")
+        await scheduler.settle()
+        assert scheduler.cluster.node_of("mine") == "a"
+        assert scheduler.api.requests == ["evict b3"]
 
-    play(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("status", [429, 403, 500, 0])
-def test_an_eviction_that_is_refused_is_asked_for_until_it_is_granted(status: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_refused_eviction_is_retried_until_it_is_granted(status: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(binder, "FIRST_PAUSE_S", 0.0001)
     monkeypatch.setattr(binder, "FORBIDDEN_PAUSE_S", 0.001)
     monkeypatch.setattr(binder, "LONGEST_PAUSE_S", 0.001)
 
     async def story() -> None:
-        driven = Driven(LENT)
-        driven.api.answers = [ApiError(status, "No", "not now")] * 100
-        await lent(driven)
-        await asyncio.wait_for(driven.api.heard.wait(), 10)
-        await driven.settle()
-        assert driven.api.asked == ["evict b3"]
+        scheduler = SchedulerRun(LENT)
+        scheduler.api.answers = [ApiError(status, "No", "not now")] * 100
+        await lend_quota(scheduler)
+        await asyncio.wait_for(scheduler.api.received.wait(), 10)
+        await scheduler.settle()
+        assert scheduler.api.requests == ["evict b3"]
 
-    play(story)
+    run_story(story)
 
 
-def test_evictions_that_wait_for_a_budget_keep_nobody_from_being_preempted():
+def test_evictions_that_wait_for_a_budget_do_not_delay_preemption():
     async def story() -> None:
-        driven = Driven({"quotas": {name: {"hard": {"cpu": 40}, "cohort": "lab"} for name in ("owner", "borrower")}})
-        driven.cluster.node("a", cpu="40")
-        driven.cluster.node("c", cpu="40")
+        scheduler = SchedulerRun(
+            {"quotas": {name: {"hard": {"cpu": 40}, "cohort": "lab"} for name in ("owner", "borrower")}}
+        )
+        scheduler.cluster.node("a", cpu="40")
+        scheduler.cluster.node("c", cpu="40")
         for at in range(80):
-            driven.cluster.pod(f"b{at}", namespace="borrower")
-        await driven.settle()
-        driven.api.answers = [ApiError(429, "TooManyRequests", "a budget", causes=("DisruptionBudget: no",))] * 40
-        driven.cluster.pod("mine", cpu="40", namespace="owner")
-        await driven.settle()
-        assert driven.api.answers == []  # all of them were asked for, and wait
-        driven.cluster.node("b", cpu="1")
-        await driven.bound("low", nodeName="b", namespace="third")
-        driven.cluster.pod("high", namespace="third", nodeSelector={"x": "y"}, priority=1000)
-        driven.cluster.node("b", cpu="1", labels={"x": "y"})
-        await driven.passes(2000)
-        assert driven.api.asked == ["delete low"]
+            scheduler.cluster.pod(f"b{at}", namespace="borrower")
+        await scheduler.settle()
+        scheduler.api.answers = [ApiError(429, "TooManyRequests", "a budget", causes=("DisruptionBudget: no",))] * 40
+        scheduler.cluster.pod("mine", cpu="40", namespace="owner")
+        await scheduler.settle()
+        assert scheduler.api.answers == []  # all of them were asked for, and wait
+        scheduler.cluster.node("b", cpu="1")
+        await scheduler.bound("low", nodeName="b", namespace="third")
+        scheduler.cluster.pod("high", namespace="third", nodeSelector={"x": "y"}, priority=1000)
+        scheduler.cluster.node("b", cpu="1", labels={"x": "y"})
+        await scheduler.advance(2000)
+        assert scheduler.api.requests == ["delete low"]
 
-    play(story)
+    run_story(story)
 
 
-def test_who_is_preempted_while_the_api_is_away_is_deleted_when_it_is_back(monkeypatch: pytest.MonkeyPatch):
+def test_a_victim_is_deleted_after_an_outage(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(binder, "FIRST_PAUSE_S", 0.0001)
     monkeypatch.setattr(binder, "LONGEST_PAUSE_S", 0.001)
 
     async def story() -> None:
-        driven = Driven()
-        driven.cluster.node("a", cpu="1")
-        await driven.bound("low")
-        driven.cluster.now_ms += 1000
-        driven.api.answers = [ApiError(0, "Unreached", "nobody is there")] * 50
-        driven.cluster.pod("high", priority=1000)
-        await driven.settle()
-        await asyncio.wait_for(driven.api.heard.wait(), 10)
-        await driven.settle()
-        assert driven.api.asked == ["delete low"]
+        scheduler = SchedulerRun()
+        scheduler.cluster.node("a", cpu="1")
+        await scheduler.bound("low")
+        scheduler.cluster.now_ms += 1000
+        scheduler.api.answers = [ApiError(0, "Unreached", "nobody is there")] * 50
+        scheduler.cluster.pod("high", priority=1000)
+        await scheduler.settle()
+        await asyncio.wait_for(scheduler.api.received.wait(), 10)
+        await scheduler.settle()
+        assert scheduler.api.requests == ["delete low"]
 
-    play(story)
+    run_story(story)
 
 
-def test_who_is_preempted_is_deleted_and_not_evicted():
+def test_a_victim_is_deleted_and_not_evicted():
     async def story() -> None:
-        driven = Driven()
-        driven.cluster.node("a", cpu="1")
-        await driven.bound("low")
-        driven.cluster.now_ms += 1000
-        driven.cluster.pod("high", priority=1000)
-        await driven.settle()
-        assert driven.api.asked == ["delete low"]
+        scheduler = SchedulerRun()
+        scheduler.cluster.node("a", cpu="1")
+        await scheduler.bound("low")
+        scheduler.cluster.now_ms += 1000
+        scheduler.cluster.pod("high", priority=1000)
+        await scheduler.settle()
+        assert scheduler.api.requests == ["delete low"]
 
-    play(story)
+    run_story(story)
 
 
 def reservation(**rules: Any) -> ReservationSpec:
@@ -173,66 +175,68 @@ def reservation(**rules: Any) -> ReservationSpec:
     )
 
 
-def test_who_is_in_a_reserved_place_when_the_scheduler_starts_is_evicted():
+def test_a_pod_on_reserved_nodes_is_evicted_when_the_reservation_starts():
     async def story() -> None:
-        driven = Driven()
-        driven.cluster.node("a", cpu="4")
-        driven.cluster.pod("other", nodeName="a", namespace="else")
+        scheduler = SchedulerRun()
+        scheduler.cluster.node("a", cpu="4")
+        scheduler.cluster.pod("other", nodeName="a", namespace="else")
         made = Reservations(
-            [ConfiguredReservation(reservation(at_start="stop"))], driven.loop.controller, driven.loop.pods.take_facts,
-            driven.loop.pods.add_facts, lambda: driven.cluster.now_ms, driven.loop.step,
+            [ConfiguredReservation(reservation(at_start="stop"))], scheduler.loop.controller, scheduler.loop.pods.take_facts,
+            scheduler.loop.pods.add_facts, lambda: scheduler.cluster.now_ms, scheduler.loop.step,
         )  # fmt: skip
         await made.start()
-        await driven.settle()
-        assert driven.api.asked == ["evict other"]
+        await scheduler.settle()
+        assert scheduler.api.requests == ["evict other"]
 
-    play(story)
+    run_story(story)
 
 
-def test_who_outstays_a_reservation_is_evicted_once():
+def test_a_pod_that_outstays_its_reservation_is_evicted_once():
     async def story() -> None:
-        driven = Driven()
-        driven.cluster.node("a", cpu="4")
-        await driven.settle()
+        scheduler = SchedulerRun()
+        scheduler.cluster.node("a", cpu="4")
+        await scheduler.settle()
         wish = reservation(at_end="stop")
-        driven.cluster.parts.pods.add_facts(
-            [ReservationMade(reservation=choose_nodes(driven.loop.controller.cluster, wish, NOW_MS))]
+        scheduler.cluster.parts.pods.add_facts(
+            [ReservationMade(reservation=choose_nodes(scheduler.loop.controller.cluster, wish, NOW_MS))]
         )
-        await driven.settle()
-        await driven.bound("own", namespace="owner")
-        await driven.passes(3_600_001)
-        await driven.passes(60_000)
-        assert driven.api.asked == ["evict own"]
+        await scheduler.settle()
+        await scheduler.bound("own", namespace="owner")
+        await scheduler.advance(3_600_001)
+        await scheduler.advance(60_000)
+        assert scheduler.api.requests == ["evict own"]
 
-    play(story)
+    run_story(story)
 
 
-def test_who_overran_its_estimate_in_anothers_place_is_evicted_once():
+def test_an_overrun_that_blocks_a_start_reservation_is_evicted_once():
     async def story() -> None:
-        driven = Driven({"profiles": {"default": {"queue": "batch", "options": {"batch": {"overrun": "stop"}}}}})
-        driven.cluster.node("a", cpu="4")
-        await driven.bound("runs", cpu="3", estimate="1h")
-        driven.cluster.pod("first", cpu="4", estimate="1h")
-        await driven.settle()
-        await driven.bound("short", cpu="1", estimate="10m")
-        driven.cluster.delete("runs")
-        await driven.settle()
-        await driven.passes(3_600_000)
-        await driven.passes(60_000)
-        assert driven.api.asked == ["evict short"]
+        scheduler = SchedulerRun(
+            {"profiles": {"default": {"queue": "batch", "options": {"batch": {"overrun": "stop"}}}}}
+        )
+        scheduler.cluster.node("a", cpu="4")
+        await scheduler.bound("runs", cpu="3", estimate="1h")
+        scheduler.cluster.pod("first", cpu="4", estimate="1h")
+        await scheduler.settle()
+        await scheduler.bound("short", cpu="1", estimate="10m")
+        scheduler.cluster.delete("runs")
+        await scheduler.settle()
+        await scheduler.advance(3_600_000)
+        await scheduler.advance(60_000)
+        assert scheduler.api.requests == ["evict short"]
 
-    play(story)
+    run_story(story)
 
 
-def test_who_goes_by_itself_is_not_told_to():
+def test_a_terminating_pod_is_not_evicted():
     async def story() -> None:
-        driven = Driven()
-        driven.cluster.node("a", cpu="4")
-        await driven.bound("one")
-        await driven.bound("two")
-        driven.cluster.pod("one", nodeName="a", deleted=True)
-        driven.cluster.delete("two")
-        await driven.settle()
-        assert driven.api.asked == []
+        scheduler = SchedulerRun()
+        scheduler.cluster.node("a", cpu="4")
+        await scheduler.bound("one")
+        await scheduler.bound("two")
+        scheduler.cluster.pod("one", nodeName="a", deleted=True)
+        scheduler.cluster.delete("two")
+        await scheduler.settle()
+        assert scheduler.api.requests == []
 
-    play(story)
+    run_story(story)

@@ -1,4 +1,4 @@
-"""Reservations of the configuration file: how they are written, and what they keep free."""
+"""Reservations of the configuration file: their fields, and the capacity that they keep free."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _begun(options: Options, *nodes: str, labels: dict[str, str] | None = None) 
     return cluster, made
 
 
-def test_it_is_written_as_hodei_reserve_has_it(tmp_path: Path):
+def test_a_reservation_has_the_fields_of_hodei_reserve(tmp_path: Path):
     options = _read(
         tmp_path, '[scheduling.profiles.default]\nqueue = "batch"\n' + DEMO.format(more="nodes = 2\ncpu = 1")
     )
@@ -51,7 +51,7 @@ def test_it_is_written_as_hodei_reserve_has_it(tmp_path: Path):
     assert options.scheduling.profiles["default"].queue == "batch"
 
 
-def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
+def test_the_reservation_of_the_documentation_is_valid(tmp_path: Path):
     page = (Path(__file__).parents[4] / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
     text = page[page.index("[[reservations]]") :].partition("```")[0]
     (one,) = _read(tmp_path, text).reservations
@@ -59,7 +59,7 @@ def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         (DEMO.format(more=""), "give either `nodes`"),
         (DEMO.format(more='nodes = 1\nselector = "a=b"'), "give selector, nodes or node"),
@@ -76,20 +76,20 @@ def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
         "from now on", "no beginning", "no tables",
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_one_is_told(tmp_path: Path, text: str, told: str):
+def test_an_invalid_reservation_is_reported(tmp_path: Path, text: str, problem: str):
     with pytest.raises(InvalidInput) as error:
         _read(tmp_path, text)
-    assert told in f"{error.value.message} {error.value.hint} {error.value.problems}"
+    assert problem in f"{error.value.message} {error.value.hint} {error.value.problems}"
 
 
-def test_one_that_is_over_stands_in_nobodys_way(tmp_path: Path):
+def test_a_past_reservation_blocks_nothing(tmp_path: Path):
     past = '[[reservations]]\nname = "old"\nnamespace = "b"\nfrom = 2020-01-01T00:00:00Z\nfor = "1h"\nnodes = 1'
     cluster, made = _begun(_read(tmp_path, past), "n1")
     asyncio.run(made.start())
     assert not cluster.parts.controller.cluster.availability.reservations
 
 
-def test_one_without_a_beginning_lasts_from_the_start_of_the_scheduler_on(tmp_path: Path):
+def test_a_reservation_without_a_start_begins_with_the_scheduler(tmp_path: Path):
     until = '[[reservations]]\nname = "now"\nnamespace = "b"\nuntil = 2028-01-01T00:00:00Z\nnodes = 1'
     cluster, made = _begun(_read(tmp_path, until), "n1")
     asyncio.run(made.start())
@@ -97,7 +97,7 @@ def test_one_without_a_beginning_lasts_from_the_start_of_the_scheduler_on(tmp_pa
     assert reservation.start_ms < NOW_MS < reservation.end_ms
 
 
-def test_it_is_there_before_anybody_who_waits_is_placed(tmp_path: Path):
+def test_reservations_are_made_before_pending_pods_are_placed(tmp_path: Path):
     cluster, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 1\ncpu = 3")), "n1")
     cluster.pod("endless", "2")
     cluster.pod("in-time", "2", estimate="30m")
@@ -107,7 +107,7 @@ def test_it_is_there_before_anybody_who_waits_is_placed(tmp_path: Path):
     assert (cluster.node_of("endless"), cluster.node_of("in-time"), cluster.node_of("own")) == ("", "n1", "n1")
 
 
-def test_nodes_that_a_selector_picks_may_come_later(tmp_path: Path):
+def test_matching_nodes_may_join_later(tmp_path: Path):
     cluster, made = _begun(_read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"})
     asyncio.run(made.start())
     cluster.step()
@@ -122,7 +122,7 @@ def test_nodes_that_a_selector_picks_may_come_later(tmp_path: Path):
     assert made.reconcile() == []
 
 
-def test_one_that_finds_no_room_yet_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_reservation_without_capacity_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     cluster, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 2\ncpu = 1")), "n1")
     asyncio.run(made.start())
     assert "reservation demo cannot be made yet" in caplog.text

@@ -1,4 +1,4 @@
-"""Who is told what, and how often: counted in reports that would be sent. That they arrive is shown against a real cluster."""
+"""Which pods get a report and how often, counted in requests. tests/real/kubernetes shows that they arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReportingScheduler:
         self.reporter = StatusReporter(parts.controller, parts.pods, cast("Any", None), parts.explainer)
 
     def step(self) -> int:
-        """How many reports one step gives cause for."""
+        """The number of reports of one step."""
         return len(list(self.reporter.reports_for(self.cluster.step(), self.cluster.now_ms)))
 
     def due_reports(self, after_ms: int) -> int:
@@ -39,7 +39,7 @@ def a_full_cluster() -> ReportingScheduler:
     return scheduler
 
 
-def test_all_who_sleep_behind_one_refusal_are_told() -> None:
+def test_all_pods_parked_behind_one_refusal_are_reported() -> None:
     scheduler = a_full_cluster()
     for name in ("x", "y", "z"):
         scheduler.cluster.pod(name, cpu="2")
@@ -47,7 +47,7 @@ def test_all_who_sleep_behind_one_refusal_are_told() -> None:
     assert scheduler.reported("z") == scheduler.reported("x") != ""
 
 
-def test_a_pod_that_comes_later_to_sleep_with_the_others_is_told_too() -> None:
+def test_a_pod_parked_later_is_reported_too() -> None:
     scheduler = a_full_cluster()
     scheduler.cluster.pod("x", cpu="2")
     scheduler.step()
@@ -56,7 +56,7 @@ def test_a_pod_that_comes_later_to_sleep_with_the_others_is_told_too() -> None:
     assert scheduler.reported("y") == scheduler.reported("x")
 
 
-def test_new_numbers_are_told_after_a_pause_and_only_the_newest() -> None:
+def test_new_numbers_are_reported_after_a_pause_and_only_the_newest() -> None:
     scheduler = a_full_cluster()
     scheduler.cluster.pod("x", cpu="8")
     scheduler.step()
@@ -71,7 +71,7 @@ def test_new_numbers_are_told_after_a_pause_and_only_the_newest() -> None:
     assert scheduler.due_reports(PAUSE_MS) == 0
 
 
-def test_another_reason_is_told_at_once() -> None:
+def test_another_reason_is_reported_at_once() -> None:
     scheduler = a_full_cluster()
     said = {"pod-group": "ring", "pod-group-size": "2"}
     scheduler.cluster.pod("x", cpu="2", annotations=said)
@@ -81,7 +81,7 @@ def test_another_reason_is_told_at_once() -> None:
     assert scheduler.reported("x") == scheduler.reported("y")
 
 
-def test_who_has_found_a_node_meanwhile_is_left_in_peace() -> None:
+def test_a_pod_that_was_placed_meanwhile_gets_no_report() -> None:
     scheduler = a_full_cluster()
     scheduler.cluster.pod("x", cpu="2")
     scheduler.step()
@@ -96,8 +96,8 @@ def test_who_has_found_a_node_meanwhile_is_left_in_peace() -> None:
 # ------------------------------------------------------------------------------------------------ in order
 
 
-class SlowActor:
-    """Each condition takes until the test lets it through."""
+class SlowPodApi:
+    """Each condition is written only when the test allows it."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -120,18 +120,18 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def slow_town() -> tuple[ReportingScheduler, SlowActor]:
-    scheduler, actor = a_full_cluster(), SlowActor()
+def slow_town() -> tuple[ReportingScheduler, SlowPodApi]:
+    scheduler, pod_api = a_full_cluster(), SlowPodApi()
     scheduler.cluster.pod("x", cpu="2")
     scheduler.step()
     parts = scheduler.cluster.parts
-    scheduler.reporter = StatusReporter(parts.controller, parts.pods, cast("Any", actor), parts.explainer)
-    return scheduler, actor
+    scheduler.reporter = StatusReporter(parts.controller, parts.pods, cast("Any", pod_api), parts.explainer)
+    return scheduler, pod_api
 
 
 def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins():
     async def story() -> None:
-        scheduler, actor = slow_town()
+        scheduler, pod_api = slow_town()
         id = scheduler.cluster.job("x")
         entry = scheduler.cluster.parts.pods.entries["uid-x"]
         tasks = []
@@ -143,35 +143,35 @@ def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins()
         nominating = scheduler.reporter._enqueue(entry, None, "a")
         tasks.append(asyncio.create_task(nominating()))
         await turn()
-        assert actor.begun == ["first"]
-        actor.doors[0].set()
+        assert pod_api.begun == ["first"]
+        pod_api.doors[0].set()
         await turn()
-        assert actor.begun == ["first", "third@a"]  # what was meanwhile is told in one
-        actor.doors[1].set()
+        assert pod_api.begun == ["first", "third@a"]  # what was meanwhile is told in one
+        pod_api.doors[1].set()
         await asyncio.gather(*tasks)
-        assert actor.done == ["first", "third@a"]
+        assert pod_api.done == ["first", "third@a"]
 
     asyncio.run(story())
 
 
 def test_no_condition_arrives_after_the_binding():
     async def story() -> None:
-        scheduler, actor = slow_town()
+        scheduler, pod_api = slow_town()
         id, entry = scheduler.cluster.job("x"), scheduler.cluster.parts.pods.entries["uid-x"]
         reporter = [
             asyncio.create_task(work()) for work in scheduler.reporter.report(id, PendingStatus("One", "first"))
         ]  # type: ignore[arg-type]
         await turn()
-        assert actor.begun == ["first"]
+        assert pod_api.begun == ["first"]
         due_reports = [*scheduler.reporter.report(id, PendingStatus("Two", "second"))]
         entry.stage, entry.node = "placed", "b"  # it has found a node
         binding = asyncio.create_task(scheduler.reporter.wait_sent(entry.uid))
         reporter += [asyncio.create_task(work()) for work in due_reports]  # type: ignore[arg-type]
         await turn()
         assert not binding.done()
-        actor.doors[0].set()
+        pod_api.doors[0].set()
         await binding
         await asyncio.gather(*reporter)
-        assert actor.begun == ["first"]
+        assert pod_api.begun == ["first"]
 
     asyncio.run(story())

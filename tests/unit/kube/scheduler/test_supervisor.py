@@ -1,4 +1,4 @@
-"""Tasks that end when they should not: the process hears of it, or they begin again."""
+"""Tasks that end unexpectedly: the process stops, or they are restarted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def told_to_end() -> None:
         (told_to_end, False, False, False),
     ],
 )
-def test_a_task_that_ends_by_itself_ends_the_process(
+def test_a_task_that_ends_unexpectedly_ends_the_process(
     work: Any, may_return: bool, closing: bool, ends: bool, caplog: pytest.LogCaptureFixture
 ):
     async def story() -> tuple[bool, str]:
@@ -59,7 +59,7 @@ def test_a_task_that_ends_by_itself_ends_the_process(
     assert any(record.levelno == logging.CRITICAL for record in caplog.records) is ends
 
 
-def test_an_attendant_that_fails_is_named_and_begins_again(
+def test_a_background_task_that_fails_is_named_and_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.001)
@@ -102,7 +102,7 @@ def asked(health: Health, path: str, query: str = "") -> tuple[int, str]:
     return sent[0]["status"], sent[1]["body"].decode()
 
 
-def test_livez_says_what_is_wrong_and_how_old_the_watches_are():
+def test_livez_has_the_problems_and_the_age_of_the_watches():
     health = Health()
     assert asked(health, "/livez") == (200, "ok")
     health.ages = lambda: {"/api/v1/pods": 3.2}

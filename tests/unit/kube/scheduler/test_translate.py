@@ -1,4 +1,4 @@
-"""Pods and nodes into the model: every field that scheduling reads, and a reason for what is not known."""
+"""Translation of pods and nodes: every field that scheduling reads, and a refusal for unknown features."""
 
 import pytest
 
@@ -53,11 +53,11 @@ def test_all_operators_of_node_affinity():
     ],
     ids=["not a number", "two numbers", "no value", "not a label"],
 )
-def test_a_term_that_cannot_be_parsed_is_met_by_no_node(expression):
+def test_an_invalid_term_matches_no_node(expression):
     assert wanted(affinity=_nodes(expression)).job.tasks[0].affinity.required == (NodeTerm(),)
 
 
-def test_a_demand_without_terms_is_met_by_no_node():
+def test_a_required_affinity_without_terms_matches_no_node():
     given = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}}}
     assert wanted(affinity=given).job.tasks[0].affinity.required == (NodeTerm(),)
 
@@ -105,7 +105,7 @@ def test_topology_spread_with_all_its_fields():
     assert [str(one) for one in made.selector or ()] == ["a=b", "rev=1"]
 
 
-def test_pods_without_rules_are_spread_by_those_who_pick_them():
+def test_pods_without_rules_are_spread_by_their_services_and_workloads():
     owners = SelectorSources(
         {"ns": (Service(spec=Service.Spec({"app": "web"})), Service(spec=Service.Spec({"app": "db"})))},
         {("ns", "ReplicaSet", "rs"): from_builtins({"spec": {"selector": {"matchLabels": {"rev": "1"}}}}, Workload)},
@@ -205,7 +205,7 @@ def test_a_preferred_annotation_counts_before_the_class_and_must_be_a_number(fie
     ],
     ids=["nobody says", "the deadline", "Kueue's limit before it", "the annotation before all"],
 )
-def test_how_long_a_pod_is_said_to_run(fields, expected_ms):
+def test_the_estimate_of_a_pod(fields, expected_ms):
     assert wanted(**fields).job.estimate_ms == expected_ms
 
 
@@ -229,14 +229,14 @@ def test_how_long_a_pod_is_said_to_run(fields, expected_ms):
         ({"containers": [{"ports": [{"hostPort": 1, "protocol": "QUIC"}]}]}, "spec.containers.ports protocol: QUIC"),
     ],
 )  # fmt: skip
-def test_what_is_not_known_is_refused_with_the_fields_name(fields, field):
+def test_an_unknown_feature_is_refused_with_the_name_of_the_field(fields, field):
     refused = wanted(**fields).refused
     assert [(one.code, one.text) for one in refused] == [
         ("UNSUPPORTED_FEATURE", f"{field} is not supported by this scheduler")
     ]
 
 
-def test_an_amount_that_is_none_is_refused_and_not_raised():
+def test_an_invalid_amount_is_refused_and_not_raised():
     refused = wanted(requests={"cpu": "much"}).refused
     assert [one.code for one in refused] == ["INVALID_POD"]
 
@@ -262,9 +262,9 @@ def test_a_node_with_all_that_scheduling_reads():
     assert (node.ready, node.not_ready_reason) == (True, "Ready, DiskPressure")
 
 
-def test_a_node_that_does_not_say_how_many_pods_it_takes_takes_none():
+def test_a_node_without_a_pod_limit_takes_none():
     assert translate.node(a_node(allocatable={"cpu": "1"})).capacity == {"cpu": 1000, "pods": 0}
 
 
-def test_a_pod_on_its_way_out_is_leaving():
+def test_a_deleted_pod_is_terminating():
     assert translate.pod(a_pod(deleted=True)).member.leaving

@@ -1,4 +1,4 @@
-"""What namespaces have used, in a ConfigMap: written seldom, read first, never too large."""
+"""Usage of namespaces in a ConfigMap: written rarely, read first, limited in size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARES = Options(
 
 
 class ConfigMaps:
-    """One ConfigMap that counts its versions and refuses writes over an old one. It proves nothing about rights."""
+    """One ConfigMap with versions that refuses outdated writes. It proves nothing about permissions."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] | None = None
@@ -55,7 +55,7 @@ class ConfigMaps:
 
 
 class StoredUsage:
-    """A memory, the ConfigMap that it has, and a monotonic clock that stands."""
+    """A usage store, its ConfigMap, and a monotonic clock that stands still."""
 
     def __init__(self, api: ConfigMaps | None = None, **more: Any) -> None:
         self.api, self.at_s, self.cluster = api or ConfigMaps(), 1000.0, FakeCluster(SHARES)
@@ -70,7 +70,7 @@ class StoredUsage:
         self.store.on_step(step)
 
     def check(self) -> None:
-        """What the loop does once a second."""
+        """One round of the store's own loop."""
 
         async def once() -> None:
             if self.store._changed and self.at_s - self.store._written_at >= WRITE_EVERY_S:
@@ -83,7 +83,7 @@ def _row(namespace: str, hour: int = 0, amount: int = 1, resource: str = "billin
     return UsageRow((namespace, "nobody"), resource, NOW_MS // HOUR_MS * HOUR_MS - hour * HOUR_MS, HOUR_MS, amount)
 
 
-def test_what_was_used_is_known_to_the_next_process_before_it_decides():
+def test_usage_is_known_to_the_next_process_before_its_first_decision():
     first = StoredUsage()
     asyncio.run(first.store.start())
     first.use(_row("greedy", amount=1 << 80), _row("modest", amount=5))
@@ -95,7 +95,7 @@ def test_what_was_used_is_known_to_the_next_process_before_it_decides():
     assert {row.path[0]: row.amount for row in sharing.ledger.rows()} == {"greedy": 1 << 80, "modest": 5}
 
 
-def test_it_is_written_at_once_and_then_not_more_than_once_a_minute():
+def test_usage_is_written_at_most_once_a_minute():
     stored = StoredUsage()
     for _ in range(30):
         stored.use(_row("a"))
@@ -104,7 +104,7 @@ def test_it_is_written_at_once_and_then_not_more_than_once_a_minute():
     assert stored.api.writes == 5
 
 
-def test_rows_that_are_gone_are_gone_there_too():
+def test_dropped_rows_are_removed_from_the_configmap():
     stored = StoredUsage()
     stored.use(_row("a", 1), _row("a", 2))
     stored.use(_row("a", 1, amount=0))
@@ -114,13 +114,13 @@ def test_rows_that_are_gone_are_gone_there_too():
     assert list(again.store._rows.values()) == [_row("a", 2)]
 
 
-def test_only_what_counts_is_kept():
+def test_only_the_given_resources_are_kept():
     stored = StoredUsage(resources=frozenset({"billing"}))
     stored.use(_row("a"), _row("a", resource="memory"))
     assert [row.resource for row in stored.store._rows.values()] == ["billing"]
 
 
-def test_one_who_leads_writes_over_what_came_in_between():
+def test_the_leader_overwrites_a_conflicting_version():
     api = ConfigMaps()
     old, new = StoredUsage(api), StoredUsage(api)
     asyncio.run(new.store.start())
@@ -133,7 +133,7 @@ def test_one_who_leads_writes_over_what_came_in_between():
     assert [row.path[0] for row in reader.store._rows.values()] == ["b"]
 
 
-def test_one_who_ends_does_not_write_over_another():
+def test_a_stopping_process_does_not_overwrite_another():
     api = ConfigMaps()
     old, new = StoredUsage(api), StoredUsage(api)
     new.use(_row("new"))
@@ -143,7 +143,7 @@ def test_one_who_ends_does_not_write_over_another():
     assert api.writes == 1
 
 
-def test_too_much_of_it_is_cut_by_forgetting_the_oldest_of_all_alike():
+def test_too_much_usage_drops_the_oldest_of_all_accounts():
     stored, chance = StoredUsage(max_bytes=20_000), random.Random(1)
     stored.use(*(_row(f"ns-{n % 50}", n // 50, chance.getrandbits(62)) for n in range(5000)))
     stored.check()
@@ -155,12 +155,12 @@ def test_too_much_of_it_is_cut_by_forgetting_the_oldest_of_all_alike():
     assert kept == sorted(_row("any", hour).start_ms for hour in range(hours) for _ in range(50))
 
 
-def test_it_never_takes_more_than_a_configmap_may_have():
+def test_usage_never_exceeds_the_size_of_a_configmap():
     assert MAX_BYTES * 4 // 3 + 10_000 < 1 << 20
 
 
 @pytest.mark.parametrize("found", [b"?", b"", b"\x1f\x8b"], ids=["not packed", "empty", "cut off"])
-def test_what_cannot_be_read_is_begun_anew(found: bytes):
+def test_unreadable_usage_starts_from_zero(found: bytes):
     stored = StoredUsage()
     packed = {KEY: base64.b64encode(found).decode()}
     stored.api.kept = {"metadata": {"name": "hodei-usage", "resourceVersion": ""}, "binaryData": packed}
@@ -171,7 +171,7 @@ def test_what_cannot_be_read_is_begun_anew(found: bytes):
     assert stored.api.writes == 1
 
 
-def test_without_the_right_to_read_it_pods_are_scheduled_all_the_same(caplog: pytest.LogCaptureFixture):
+def test_pods_are_scheduled_without_the_right_to_read_usage(caplog: pytest.LogCaptureFixture):
     stored = StoredUsage()
     stored.api.trouble = ApiError(403, "Forbidden", "configmaps is forbidden")
     asyncio.run(stored.store.start())

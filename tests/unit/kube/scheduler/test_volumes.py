@@ -1,4 +1,4 @@
-"""What a pod's volumes demand: bound ones, ones that wait for a node, ones that are missing."""
+"""The node requirements of a pod's volumes: bound, unbound and missing ones."""
 
 import pytest
 from msgspec import structs
@@ -74,7 +74,7 @@ def _uses(*names, **fields):
 
 
 def _refused(pod, storage, *nodes, topology_index=()):
-    """The nodes that are refused, with upstream's reasons."""
+    """The refused nodes with kube-scheduler's reasons."""
     cache = PodContext(storage=storage)
     table = a_table(*nodes)
     for name, other in topology_index:
@@ -105,13 +105,13 @@ def test_a_bound_volume_is_reached_from_its_own_nodes_alone():
     [(ZONE, "a"), (ZONE, "a__c"), ("failure-domain.beta.kubernetes.io/zone", "a")],
     ids=["a zone", "several zones", "the label's old name"],
 )
-def test_a_volume_of_a_zone_is_reached_from_there_and_from_nodes_that_know_no_zones(label, value):
+def test_a_volume_of_a_zone_is_reached_from_its_zone_and_from_nodes_without_zones(label, value):
     storage = _storage([_claim(volume="pv")], [_volume(labels={label: value})])
     nodes = (_node("n1", "a"), _node("n2", "b"), _node("n3"))
     assert _refused(_uses("data"), storage, *nodes) == {"n2": ["node(s) had no available volume zone"]}
 
 
-def test_a_claim_that_waits_goes_where_a_free_volume_suits_it():
+def test_an_unbound_claim_goes_where_a_free_volume_matches():
     free = [
         _volume("small", nodes=["n1"], size="500Mi"), _volume("fits", nodes=["n2"]),
         _volume("taken", nodes=["n3"], claim="other"), _volume("meant", nodes=["n4"], claim="data"),
@@ -123,7 +123,7 @@ def test_a_claim_that_waits_goes_where_a_free_volume_suits_it():
     assert refused["n1"] == ["node(s) didn't find available persistent volumes to bind"]
 
 
-def test_a_claim_that_waits_goes_where_its_class_can_make_a_volume():
+def test_an_unbound_claim_goes_where_its_class_can_provision():
     made = _class(provisioner="csi.example", zones=["a"])
     assert list(_refused(_uses("data"), _storage([_claim()], (), [made]), _node("n1", "a"), _node("n2", "b"))) == ["n2"]
     anywhere = _class(provisioner="csi.example")
@@ -141,13 +141,13 @@ def test_a_claim_that_waits_goes_where_its_class_can_make_a_volume():
     ],
     ids=["missing", "being deleted", "not bound yet", "bound to nothing"],
 )
-def test_a_pod_whose_claim_cannot_be_had_is_refused_at_once(claims, text):
+def test_a_pod_whose_claim_cannot_be_bound_is_refused_at_once(claims, text):
     storage = _storage(claims, (), [_class(), _class("now", mode="Immediate")])
     refused = translate.pod(_uses("data"), PodContext(storage=storage)).refused
     assert [one.text for one in refused] == [text]
 
 
-def test_a_volume_of_the_pods_own_is_named_after_both_and_must_be_its_own():
+def test_an_ephemeral_claim_is_named_after_pod_and_volume_and_must_be_owned_by_the_pod():
     pod = a_pod("p", uid="u1", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}])
     own = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u1"}])
     foreign = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u2"}])
@@ -165,7 +165,7 @@ def test_a_claim_for_one_pod_only_is_refused_everywhere_while_another_uses_it():
     assert "ReadWriteOncePod access mode" in refused["n1"][0]
 
 
-def test_disks_named_in_the_pod_are_not_shared_on_a_node_unless_all_only_read():
+def test_inline_disks_are_shared_on_a_node_only_if_read_only():
     def disk(read_only):
         return a_pod(volumes=[{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": read_only}}])
 
@@ -176,7 +176,7 @@ def test_disks_named_in_the_pod_are_not_shared_on_a_node_unless_all_only_read():
     assert not _refused(disk(True), _storage(), *nodes, topology_index=[("n1", disk(True))])
 
 
-def test_a_claim_takes_only_volumes_that_its_selector_means():
+def test_a_claim_takes_only_volumes_that_its_selector_matches():
     claim = from_builtins(
         {"metadata": {"namespace": "ns", "name": "c"},
          "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "selector": {"matchLabels": {"tier": "fast"}}}},
@@ -226,7 +226,7 @@ IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
 
 
 @pytest.mark.parametrize(
-    ("storage", "told"),
+    ("storage", "refusals"),
     [
         (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "5Gi")), {"n2": SPACE, "n3": SPACE}),
         (_published(), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
@@ -242,7 +242,7 @@ IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
     ids=["one is too small", "nothing is published", "of another class", "the largest counts", "also if less is left",
          "everywhere", "nowhere", "a driver that does not publish", "with allowed places"],
 )  # fmt: skip
-def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
+def test_volumes_are_provisioned_where_the_driver_has_capacity(storage, refusals):
     nodes = [a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()]
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     assert not found.refused
@@ -252,10 +252,10 @@ def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
     for mask, reason in pairs:
         for row in mask.nonzero()[0]:
             said.setdefault(table.names[row], []).append(messages._TEXTS[reason.code])
-    assert {name: texts[0] for name, texts in said.items()} == told
+    assert {name: texts[0] for name, texts in said.items()} == refusals
 
 
-def test_a_free_volume_does_where_there_is_no_storage_left():
+def test_a_free_volume_is_used_where_no_capacity_is_left():
     local = _volume("here", nodes=["n2"], cls="made", size="10Gi")
     storage = _published(_capacity("x", "a", "20Gi"), volumes=[local])
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage)).job.tasks[0].volumes[0]
@@ -288,7 +288,7 @@ def _reached_by(operator, *values):
     ],
     ids=["size", "place", "meant for it"],
 )
-def test_a_volume_that_cannot_be_read_is_named_and_keeps_nobody_from_another(odd):
+def test_an_unreadable_volume_is_named_and_does_not_block_others(odd):
     cluster = _cluster(odd, _volume("pv", nodes=["n1"]))
     cluster.pod("p0", volumes=[_using("data-0")])
     cluster.step()
@@ -302,7 +302,7 @@ def test_a_volume_that_cannot_be_read_is_named_and_keeps_nobody_from_another(odd
 @pytest.mark.parametrize(
     "odd", [_capacity("odd", "a", "²"), _capacity("odd", "a", "1", largest="-1")], ids=["left", "most"]
 )
-def test_storage_that_cannot_be_read_is_not_there_and_keeps_nobody_from_another(odd):
+def test_unreadable_capacity_is_ignored_and_does_not_block_others(odd):
     storage = _published(odd, _capacity("x", "b", "20Gi"))
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     assert not found.refused
@@ -334,7 +334,7 @@ def test_of_two_pods_in_one_step_only_one_gets_the_last_free_volume():
     assert sorted([cluster.node_of("p0"), cluster.node_of("p1")]) == ["", "n1"]
 
 
-def test_the_one_that_missed_it_gets_the_next_that_appears():
+def test_a_pod_without_a_volume_gets_the_next_that_appears():
     cluster = _cluster(_volume("pv", nodes=["n1"]))
     for number in range(2):
         cluster.pod(f"p{number}", volumes=[_using(f"data-{number}")])
@@ -351,7 +351,7 @@ def test_a_pod_with_two_claims_goes_where_two_volumes_are():
     assert cluster.node_of("p") == "n2"
 
 
-def test_a_volume_that_was_given_by_a_decision_that_came_to_nothing_is_free_again():
+def test_an_assumed_volume_is_released_if_the_pod_is_not_bound():
     cluster = _cluster(_volume("pv", nodes=["n1"]))
     assumed = assumed_volumes(cluster.parts.controller)
     binder = VolumeBinder(cluster.parts.cache, None, cluster.parts.pods, assumed)
@@ -362,7 +362,7 @@ def test_a_volume_that_was_given_by_a_decision_that_came_to_nothing_is_free_agai
     assert not assumed
 
 
-def test_what_the_cluster_shows_is_not_assumed_any_more():
+def test_an_assumption_ends_when_the_cluster_shows_the_volume():
     cluster = _cluster(_volume("pv", nodes=["n1"]))
     assumed = assumed_volumes(cluster.parts.controller)
     VolumeBinder(cluster.parts.cache, None, cluster.parts.pods, assumed)

@@ -1,4 +1,4 @@
-"""One object's fault stays its own: it is refused by name, and all others are taken in."""
+"""An unusable object is refused by name and affects no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry(cluster: FakeCluster, name: str) -> Entry:
 
 @pytest.mark.parametrize("options", [Options(), BATCH], ids=["priority", "batch"])
 @pytest.mark.parametrize("said", ["²", "٣", "9" * 25, "9" * 400, "-1", "1e3", "NaN"])
-def test_any_limit_of_kueue_leaves_the_scheduler_alive(said: str, options: Options):
+def test_no_time_limit_of_kueue_crashes_the_scheduler(said: str, options: Options):
     cluster = FakeCluster(options)
     cluster.node("a")
     cluster.pod("odd", annotations={MAX_EXEC: said})
@@ -51,10 +51,10 @@ def test_a_priority_that_is_no_number_is_none(said: str):
     assert cluster.node_of("odd") == "a"
 
 
-def test_what_cannot_be_read_of_a_node_is_not_there_and_the_rest_is(caplog: pytest.LogCaptureFixture):
+def test_unreadable_amounts_of_a_node_count_as_zero(caplog: pytest.LogCaptureFixture):
     cluster = FakeCluster()
-    told: list[RefusedObject] = []
-    cluster.parts.refusals.on_new = told.append
+    refused: list[RefusedObject] = []
+    cluster.parts.refusals.on_new = refused.append
     room = {"cpu": "4", "memory": "64Gi", "pods": "110", "example.com/fpga": "-1"}
     with caplog.at_level(logging.WARNING):
         cluster.parts.pods.node_changed("a", None, a_node("a", allocatable=room))
@@ -62,9 +62,9 @@ def test_what_cannot_be_read_of_a_node_is_not_there_and_the_rest_is(caplog: pyte
     cluster.pod("plain")
     cluster.step()
     assert cluster.node_of("plain") == "a"
-    assert [(one.resource, one.name) for one in told] == [("/api/v1/nodes", "a")]
-    assert "example.com/fpga" in told[0].why
-    assert len([line for line in caplog.messages if "cannot be used" in line]) == 1
+    assert [(one.resource, one.name) for one in refused] == [("/api/v1/nodes", "a")]
+    assert "example.com/fpga" in refused[0].why
+    assert len([queue for queue in caplog.messages if "cannot be used" in queue]) == 1
     assert cluster.parts.refusals.now() == {"/api/v1/nodes": 1}
     cluster.parts.pods.node_changed("a", None, a_node("a"))
     assert cluster.parts.refusals.now() == {}
@@ -80,8 +80,8 @@ def test_a_node_with_a_million_plain_gpus_is_a_node():
     assert cluster.node_of("plain") == "a"
 
 
-def test_pods_that_ask_for_more_than_all_machines_together_do_not_overflow():
-    """They name their node themselves, as anybody may."""
+def test_huge_requests_do_not_overflow():
+    """The pods name their node themselves, as any user may."""
     cluster = FakeCluster()
     cluster.node("a")
     for at in range(1100):
@@ -93,7 +93,7 @@ def test_pods_that_ask_for_more_than_all_machines_together_do_not_overflow():
 
 
 @pytest.mark.parametrize("stamp", ["0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59Z", "²"])
-def test_no_time_on_a_pod_is_long_ago_or_to_come(stamp: str):
+def test_timestamps_of_pods_are_limited_to_the_last_year(stamp: str):
     cluster = FakeCluster(Options(scheduling=msgspec.convert({"shares": {"enabled": True}}, SchedulingConfig)))
     cluster.node("a")
     cluster.pod("old", nodeName="a", status={"startTime": stamp, "phase": "Running"})
@@ -113,7 +113,7 @@ def shelf_of(moved: Any, key: Any = by_name) -> tuple[Indexer[Any], Refusals]:
     return made, made.refusals
 
 
-def test_an_object_that_cannot_be_taken_in_is_refused_by_name_and_the_next_is_taken():
+def test_an_unusable_object_is_refused_by_name_and_the_next_is_accepted():
     taken: list[str] = []
 
     def moved(name: str, before: Node | None, after: Node | None) -> None:
@@ -131,7 +131,7 @@ def test_an_object_that_cannot_be_taken_in_is_refused_by_name_and_the_next_is_ta
     assert refusals.now() == {}
 
 
-def test_what_can_no_longer_be_decoded_stays_as_it_was_until_it_is_deleted():
+def test_an_object_that_becomes_undecodable_stays_until_it_is_deleted():
     delete: list[str] = []
     indexer, refusals = shelf_of(lambda name, before, after: delete.append(name) if after is None else None)
     indexer.listed([a_node("a"), a_node("b")])
@@ -146,7 +146,7 @@ def test_what_can_no_longer_be_decoded_stays_as_it_was_until_it_is_deleted():
     assert refusals.now() == {}
 
 
-def test_an_object_without_a_name_or_a_uid_is_not_taken_in():
+def test_an_object_without_a_name_or_a_uid_is_refused():
     taken: list[str] = []
     indexer, refusals = shelf_of(lambda uid, before, after: taken.append(uid), by_uid)
     indexer.changed("ADDED", Pod())
@@ -156,7 +156,7 @@ def test_an_object_without_a_name_or_a_uid_is_not_taken_in():
     assert refusals.total == {"/api/v1/nodes": 2}
 
 
-def test_garbage_without_end_is_not_kept_without_end():
+def test_refused_objects_are_kept_up_to_a_limit():
     refusals = Refusals()
     for at in range(10_050):
         refusals.put("/api/v1/pods", Meta(name=f"p{at}"), "no")

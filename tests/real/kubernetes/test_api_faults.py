@@ -1,4 +1,4 @@
-"""What goes wrong between Hodei and the cluster: connections, the API server, rights, and others who are quicker."""
+"""Faults between Hodei and the cluster: connections, the API server, rights, and faster schedulers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What kube-scheduler does not have, in a real cluster: starts that are promised and kept, fair share that is remembered,
-reservations, and forecasts on pods."""
+"""Features that kube-scheduler does not have, in a real cluster: start reservations, durable fair share, reservations, and
+forecasts on pods.
+"""
 
 from __future__ import annotations
 

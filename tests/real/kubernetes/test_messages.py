@@ -1,5 +1,6 @@
-"""An unschedulable pod is told the same by Hodei as by kube-scheduler: the same pod is given to both, and what they write is
-compared letter by letter (the condition, and the Event that `kubectl describe pod` shows)."""
+"""The messages of unschedulable pods equal those of kube-scheduler: the same pod is given to both, and their conditions and Events
+are compared letter by letter.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What is done beside a pod's run: commands in it, saved work, health, measured use. A real API server; kwok plays the pods,
-and the commands are real processes of this machine (`log_kubelet` says what that does not prove). kwok runs no probes: the
-tests write the kubelet's verdict into the pod's status."""
+"""Commands in a running pod, checkpoints, health checks and measured usage. The API server is real; kwok simulates the pods, and
+the commands are real processes of this machine (`log_kubelet` says what that does not prove). kwok runs no probes: the tests
+write the kubelet's result into the pod's status.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Gangs that say no more than their name, and priorities by a preferred annotation, in a real cluster: the pods are made by the
-cluster's own controllers, read with the rights of the shipped role."""
+"""Gangs with only a name, and priorities by a preferred annotation, in a real cluster: the cluster's own controllers create the
+pods, and the scheduler has the rights of the shipped role.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from real.kubernetes.cluster import Cluster, pod
 from real.kubernetes.plane import Plane
 from real.kubernetes.pod_scheduler import PodScheduler, PodSchedulers
-from real.kubernetes.test_looking import _ask
+from real.kubernetes.test_why_and_plan import _ask
 
 pytestmark = pytest.mark.real
 SAID = {"pod-group": "ring"}
@@ -77,7 +78,7 @@ def test_a_stateful_set_that_makes_its_pods_in_turn_is_refused_by_name(
     (name,) = until_made(cluster, 1)
     told = cluster.until_condition(name, "PodScheduled", "False")
     assert 'the size of pod group "ring" is not declared (annotation pod-group-size)' in told["message"]
-    assert "StatefulSet/ring makes its pods one after the other" in told["message"]
+    assert "StatefulSet/ring creates its pods one after the other" in told["message"]
     assert told["message"] in _ask(plane, "why", f"{cluster.namespace}/{name}")
     assert cluster.bound() == {}
 

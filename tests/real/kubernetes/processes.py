@@ -1,4 +1,4 @@
-"""Processes that do not outlive the tests, even if these are killed: the kernel then ends them, and the next tests clear up."""
+"""Processes that do not outlive the tests: the kernel ends them with the test process, and the next tests clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hodei among others: kube-scheduler on the same nodes, pods that are not its business, and more than one of itself."""
+"""Hodei with kube-scheduler on the same nodes, with pods of other schedulers, and with several instances of itself."""
 
 from __future__ import annotations
 

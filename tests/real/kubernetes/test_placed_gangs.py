@@ -1,5 +1,6 @@
-"""Gangs in a real cluster after they were placed: their objects tell how they stand, finished members count, lost ones are
-replaced first, and preemption takes a gang whole or leaves it its minimum. By every convention that has an object."""
+"""Gangs in a real cluster after they were placed: the status of their objects, finished members, replacements of lost ones, and
+preemption of the whole gang or of its spare members.
+"""
 
 from __future__ import annotations
 

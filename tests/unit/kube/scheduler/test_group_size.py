@@ -1,4 +1,4 @@
-"""Groups that say no more than their name: the size is that of the one workload that makes the pods, where that is certain."""
+"""Groups with only a name: the size comes from the workload that creates the pods, where that is certain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def workload(
 
 
 class GroupScheduler(FakeCluster):
-    """With room for three pods."""
+    """A cluster with capacity for three pods."""
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
@@ -73,7 +73,7 @@ class GroupScheduler(FakeCluster):
 )
 @pytest.mark.parametrize("first", ["owner", "pods"])
 @pytest.mark.parametrize("label", [False, True], ids=["annotation", "label"])
-def test_a_group_is_as_large_as_its_owner_wants_it(kind, given, spec, first, label):
+def test_a_group_has_the_size_of_its_owner(kind, given, spec, first, label):
     scheduler = GroupScheduler()
     if first == "owner":
         scheduler.workload(kind, "x", *given, **spec)
@@ -91,7 +91,7 @@ def test_a_group_is_as_large_as_its_owner_wants_it(kind, given, spec, first, lab
     assert scheduler.placed_pods() == ["p0", "p1", "p2"]
 
 
-def test_a_group_waits_whole_if_there_is_room_for_a_part_only():
+def test_a_group_waits_if_only_a_part_of_it_fits():
     scheduler = GroupScheduler()
     scheduler.workload("Job", "x", parallelism=4)
     for at in range(4):
@@ -119,15 +119,15 @@ def test_a_group_grows_and_shrinks_with_its_owner():
     ("kind", "given", "spec", "owners", "why"),
     [
         ("", (), {}, None, "has no owner"),
-        ("StatefulSet", (), {"replicas": 3}, owner("StatefulSet", "x"), "StatefulSet/x makes its pods one after the other"),
-        ("", (), {}, owner("DaemonSet", "x", "apps/v1"), "DaemonSet/x (apps/v1) is of a kind that does not tell it"),
+        ("StatefulSet", (), {"replicas": 3}, owner("StatefulSet", "x"), "StatefulSet/x creates its pods one after the other"),
+        ("", (), {}, owner("DaemonSet", "x", "apps/v1"), "DaemonSet/x (apps/v1) is of a kind that does not define a size"),
         ("", (), {}, owner("Job", "x", "batch.volcano.sh/v1alpha1"), "Job/x (batch.volcano.sh/v1alpha1) is of a kind"),
         ("", (), {}, owner("PyTorchJob", "x", "kubeflow.org/v1"), "PyTorchJob/x (kubeflow.org/v1) is of a kind"),
-        ("Job", (owner("JobSet", "s"),), {"parallelism": 1}, owner("Job", "x"), "Job/x is made by JobSet/s"),
-        ("ReplicaSet", (owner("Rollout", "r"),), {"replicas": 1}, owner("ReplicaSet", "x"), "is made by Rollout/r"),
+        ("Job", (owner("JobSet", "s"),), {"parallelism": 1}, owner("Job", "x"), "Job/x belongs to JobSet/s"),
+        ("ReplicaSet", (owner("Rollout", "r"),), {"replicas": 1}, owner("ReplicaSet", "x"), "belongs to Rollout/r"),
     ],
 )  # fmt: skip
-def test_where_it_is_not_certain_the_group_is_refused_by_name(kind, given, spec, owners, why):
+def test_a_group_of_uncertain_size_is_refused_with_the_cause(kind, given, spec, owners, why):
     scheduler = GroupScheduler()
     if kind:
         scheduler.workload(kind, "x", *given, **spec)
@@ -155,7 +155,7 @@ def test_a_group_of_several_owners_is_refused_and_a_declared_size_helps():
     assert len(scheduler.placed_pods()) == 4
 
 
-def test_an_owner_of_the_same_name_that_came_later_is_another():
+def test_a_later_owner_of_the_same_name_does_not_count():
     scheduler = GroupScheduler()
     old = owner("Job", "x")
     old[0]["uid"] = "uid-before"
@@ -181,7 +181,7 @@ def test_pods_of_an_updated_deployment_replace_each_other_one_by_one():
     assert scheduler.node_of("n0") == "b"
 
 
-def test_a_later_pod_of_a_job_goes_alone_when_others_have_succeeded():
+def test_a_later_pod_of_a_job_starts_alone_when_others_have_succeeded():
     scheduler = GroupScheduler()
     scheduler.workload("Job", "x", parallelism=2, completions=3)
     for at in range(2):
@@ -193,7 +193,7 @@ def test_a_later_pod_of_a_job_goes_alone_when_others_have_succeeded():
     assert scheduler.placed_pods() == ["p0", "p1", "p2"]
 
 
-def test_a_bare_name_on_pods_of_other_schedulers_ties_nobody():
+def test_a_bare_name_on_pods_of_other_schedulers_forms_no_gang():
     scheduler = GroupScheduler()
     scheduler.workload("ReplicaSet", "x", replicas=2)
     scheduler.member("f0", owner("ReplicaSet", "x"), label=True, schedulerName="others", nodeName="a")
@@ -201,7 +201,7 @@ def test_a_bare_name_on_pods_of_other_schedulers_ties_nobody():
     assert scheduler.parts.pods.entries["uid-f0"].group is None
 
 
-def test_what_is_kept_of_owners_goes_with_the_last_member():
+def test_owners_are_forgotten_with_the_last_member():
     scheduler = GroupScheduler()
     scheduler.workload("Job", "x", parallelism=2)
     for at in range(2):
@@ -214,7 +214,7 @@ def test_what_is_kept_of_owners_goes_with_the_last_member():
     assert not scheduler.parts.cache.sizing_workloads
 
 
-def test_of_a_gangs_spare_pods_those_go_first_that_are_lowest_by_the_preferred_annotation():
+def test_spare_pods_of_a_gang_are_ordered_by_the_preferred_annotation():
     scheduler = GroupScheduler(Options(priority_annotation="rank", priority_preferred=True))
     ties: list[tuple[list[int], list[int]]] = []
     scheduler.parts.pods.link_members = lambda key, core, spare: ties.append((list(core), list(spare)))

@@ -1,4 +1,4 @@
-"""Pods that must go for another cause than preemption leave a real cluster, by the eviction API, and those who wait come in."""
+"""Pods that stop for another cause than preemption are evicted from a real cluster, and pending pods take their place."""
 
 from __future__ import annotations
 
