@@ -67,7 +67,7 @@ def test_exit_codes_arrive_as_they_were(tmp_path):
     tell(tmp_path, story)
 
 
-def test_a_run_whose_acceptance_was_not_heard_is_adopted_by_the_next_order(tmp_path):
+def test_a_start_whose_reply_was_lost_is_adopted_by_the_next_order(tmp_path):
     async def story(desk: Desk) -> None:
         proof = tmp_path / "proof"
         order = an_order(1, "/bin/sh", "-c", f"echo ran >> {proof}; sleep 0.2")
@@ -110,7 +110,7 @@ def test_a_stop_right_behind_the_start_is_not_lost(tmp_path):
     tell(tmp_path, story)
 
 
-def test_ends_are_told_again_after_a_reconnect_until_they_are_forgotten(tmp_path):
+def test_ends_are_repeated_after_a_reconnect_until_they_are_forgotten(tmp_path):
     async def story(desk: Desk) -> None:
         first, second = await desk.run(an_order(1), an_order(2, "/bin/sh", "-c", "exit 4"))
         await desk.backend.forget([Forget(first.run, "local")])
@@ -146,7 +146,7 @@ def test_logs_are_read_from_an_offset(tmp_path):
         pytest.param({"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "d": "kept", "_hodei": "z"}, id="own path"),
     ],
 )
-def test_the_environment_is_exactly_what_was_asked_for(tmp_path, asked, monkeypatch):
+def test_the_environment_is_exactly_as_requested(tmp_path, asked, monkeypatch):
     monkeypatch.setenv("HODEI_TOKEN", "a secret of the server")
     monkeypatch.setenv("SOMETHING_ELSE", "of the server")
 
@@ -166,7 +166,7 @@ def test_the_environment_is_exactly_what_was_asked_for(tmp_path, asked, monkeypa
     tell(tmp_path, story)
 
 
-def test_a_run_is_told_its_place_among_the_others_and_which_parts_are_its_own(tmp_path):
+def test_a_run_gets_its_rank_and_its_granted_devices_in_the_environment(tmp_path):
     async def story(desk: Desk) -> None:
         order = an_order(1, "/usr/bin/env", env={"HODEI_RANK": "99", "CUDA_VISIBLE_DEVICES": "all"}, count=4)
         core = min(os.sched_getaffinity(0))
@@ -190,7 +190,7 @@ def test_a_run_is_told_its_place_among_the_others_and_which_parts_are_its_own(tm
         pytest.param({"command": ("/bin/sh", "-c", 'echo saved; touch "$HODEI_CHECKPOINT_FILE"')}, id="by a command"),
     ],
 )
-def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tmp_path, how):
+def test_a_stop_waits_for_the_checkpoint_and_reports_its_time(tmp_path, how):
     async def story(desk: Desk) -> None:
         hook = Checkpoint(timeout_ms=3_600_000, **how)
         script = """
@@ -210,7 +210,7 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tmp_path, h
     tell(tmp_path, story)
 
 
-def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tmp_path):
+def test_a_run_takes_a_checkpoint_continues_and_reports_its_time(tmp_path):
     async def story(desk: Desk) -> None:
         hook = Checkpoint(signal="USR1", timeout_ms=3_600_000)
         script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
@@ -226,7 +226,7 @@ def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tmp_path):
     tell(tmp_path, story)
 
 
-def test_a_run_that_is_not_well_is_stopped_and_said_to_be_unhealthy(tmp_path):
+def test_a_run_that_fails_its_health_checks_is_stopped_as_unhealthy(tmp_path):
     async def story(desk: Desk) -> None:
         check = HealthCheck(command=("/bin/false",), every_ms=50, failures=2)
         (end,) = await desk.run(an_order(1, "/bin/sleep", "300", health=check))
@@ -235,7 +235,7 @@ def test_a_run_that_is_not_well_is_stopped_and_said_to_be_unhealthy(tmp_path):
     tell(tmp_path, story)
 
 
-def test_a_program_with_the_name_of_a_shell_word_is_the_program(tmp_path):
+def test_a_program_named_like_a_shell_keyword_is_run(tmp_path):
     async def story(desk: Desk) -> None:
         await desk.run(an_order(1, "echo", "-e", r"a\tb"), an_order(2, "exit", "3"), an_order(3, "eval", "echo hi"))
         assert await desk.log("1.0.1") == b"a\tb\n"

@@ -12,7 +12,7 @@ from hodei.testing import StoreConformance
 
 
 class BuiltInStore(StoreConformance):
-    def test_a_page_of_a_node_looks_at_a_bounded_number_of_runs_and_none_is_missed(self, store: Store, monkeypatch):
+    def test_a_page_of_a_node_reads_a_bounded_number_of_runs_and_misses_none(self, store: Store, monkeypatch):
         monkeypatch.setattr("hodei.store.queries.MAX_RUNS_SCANNED", 4)
         saves: list[Save] = []
         for id in range(1, 24):

@@ -120,7 +120,7 @@ scalar_plugins = st.sampled_from(
 
 @examples(120)
 @given(clusters(), st.lists(changes, max_size=10), plain_tasks(), scalar_plugins)
-def test_a_plain_plugin_says_the_same_of_one_node_as_of_many(cluster, history, task, kind):
+def test_a_scalar_plugin_gives_the_same_answer_for_one_node_as_for_many(cluster, history, task, kind):
     replayed = Replayed()
     for node in cluster:
         replayed.change("put", node, None)

@@ -50,25 +50,25 @@ def desk() -> Desk:
         pytest.param(101, "ours", False, id="of the project itself"),
     ],
 )
-def test_who_is_not_over_by_then_may_not_start_where_room_is_booked(desk, until, project, first_conflict):
+def test_a_run_that_does_not_end_in_time_may_not_start_on_reserved_capacity(desk, until, project, first_conflict):
     desk.booked(100, 200)
     assert desk.first_conflict(ONE, until, project) == first_conflict
 
 
-def test_beside_a_booking_of_a_part_there_is_room_for_as_long_as_one_likes(desk):
+def test_capacity_beside_a_partial_reservation_has_no_time_limit(desk):
     desk.booked(100, 200, TWO)
     assert not desk.first_conflict(TWO, 1000)
     assert desk.first_conflict(amounts(3), 1000)
 
 
-def test_what_the_project_holds_already_is_not_set_aside_a_second_time(desk):
+def test_capacity_that_the_project_already_holds_is_not_reserved_twice(desk):
     desk.booked(0, 200, TWO)
     desk.runs("1.0.1", TWO, 0, 150, "ours")
     assert not desk.first_conflict(TWO, 1000), "2 for the project, which has them; 2 for others"
     assert desk.first_conflict(amounts(3), 1000)
 
 
-def test_when_the_run_of_the_project_ends_its_room_stays_booked(desk):
+def test_capacity_stays_reserved_when_a_run_of_the_project_ends(desk):
     desk.booked(0, 200, TWO)
     desk.runs("1.0.1", TWO, 0, 150, "ours")
     assert desk.earliest(amounts(3), 10) == 200
@@ -84,7 +84,7 @@ def test_the_earliest_time_skips_gaps_that_are_too_short(desk):
     assert desk.earliest(ONE, 101) == 300
 
 
-def test_room_of_a_run_that_is_only_thought_away_does_not_count_twice(desk):
+def test_capacity_of_a_hypothetically_removed_run_is_counted_once(desk):
     desk.runs("1.0.1", TWO, 0, 100)
     desk.runs("2.0.1", TWO, 0, 500)
     desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
@@ -93,14 +93,14 @@ def test_room_of_a_run_that_is_only_thought_away_does_not_count_twice(desk):
     assert desk.first_conflict(TWO, 200), "at 100 two cores are free, and they are promised"
 
 
-def test_a_promise_whose_time_has_passed_is_named_once(desk):
+def test_an_overdue_start_reservation_is_reported_once(desk):
     desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
     assert desk.availability.overdue(100) == []
     assert [start_reservation.job for start_reservation in desk.availability.overdue(101)] == [5]
     assert desk.availability.overdue(102) == []
 
 
-def test_a_promise_that_was_moved_or_withdrawn_is_not_overdue(desk):
+def test_a_moved_or_removed_start_reservation_is_not_overdue(desk):
     desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
     desk.availability.add_start_reservation(StartReservation(5, 90, 300, (("n1", TWO),)))
     assert [start_reservation.start_ms for start_reservation in desk.availability.overdue(200)] == [90]

@@ -60,12 +60,12 @@ def test_gpus_are_given_by_number(asked, taken, given):
 @pytest.mark.parametrize(
     ("wanted", "gpu"), [(3, 3), (1, 2), (9, 2)], ids=["it has room", "it is too full", "there is no such GPU"]
 )
-def test_a_share_is_taken_of_the_gpu_that_was_named_if_that_has_room(wanted, gpu):
+def test_a_fraction_is_taken_from_the_chosen_gpu_if_it_has_capacity(wanted, gpu):
     parts = _parts(taken=(Grant((), ((1, 700),)), Grant((), ((2, 400),))))
     assert parts.find(a_task(gpu="0.5"), wanted) == Grant((), ((gpu, 500),))
 
 
-def test_whole_gpus_do_not_lie_where_the_rest_lies_even_if_more_is_promised_than_there_is():
+def test_whole_gpus_and_the_fraction_are_on_different_gpus_even_with_overcommit():
     parts = _parts(gpu="1", sockets=(), overcommit_percent={"gpu": 150})
     assert parts.find(a_task(gpu="1.5")) is None
     assert parts.find(a_task(gpu="1")) == Grant((), ((0, 1000),))
@@ -109,7 +109,7 @@ def test_what_is_given_back_is_free_again():
     assert (parts.cores, parts.gpus, parts.sizes) == (untouched.cores, untouched.gpus, {})
 
 
-def test_it_is_counted_how_many_hold_a_share_and_how_many_hold_whole_gpus():
+def test_holders_of_fractions_and_of_whole_gpus_are_counted():
     parts = _parts(
         taken=(Grant((), ((0, 300),)), Grant((), ((0, 300),)), Grant((), ((1, 1000), (2, 1000))), Grant((5,)))
     )

@@ -74,7 +74,7 @@ def test_ties_go_to_the_first_name():
     assert placed[0].node.name == "a"
 
 
-def test_a_decision_tells_the_runners_up_and_the_terms():
+def test_a_decision_contains_the_runners_up_and_the_score_terms():
     engine = _engine(a_node("a", 4), a_node("b", 8), a_node("c", 2), a_node("d", "500m"))
     (placed,) = _try(engine, a_task(cpu="1"))
     decision = placed.decision
@@ -105,7 +105,7 @@ def test_without_nodes_the_refusal_has_no_verdicts():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_is_undone_is_as_if_it_had_never_been(count):
+def test_undo_restores_the_table(count):
     engine = _engine(a_node("a", 4), a_node("b", 4))
     placed = _try(engine, a_task(count=count))
     engine.undo(placed)

@@ -48,7 +48,7 @@ def test_a_changed_node_keeps_its_usage():
     assert table.view().free("cpu").tolist() == [2000]
 
 
-def test_room_is_held_for_a_node_that_has_not_joined_yet():
+def test_capacity_is_held_on_a_node_that_has_not_joined_yet():
     table = _table()
     table.hold("a", amounts(cpu=1))
     table.hold("a", amounts(cpu=2))
@@ -60,7 +60,7 @@ def test_room_is_held_for_a_node_that_has_not_joined_yet():
     assert table.usage(0) == {}
 
 
-def test_a_node_that_is_gone_has_nothing_to_give_back():
+def test_release_on_a_removed_node_does_nothing():
     table = _table(a_node("a"))
     table.remove("a")
     table.settle()
@@ -128,7 +128,7 @@ def test_a_share_is_in_ten_thousandths_and_never_below_nothing(part, share):
     assert OneNode(table, 0).share(part, "cpu") == share
 
 
-def test_the_best_of_all_worlds_is_empty_and_healthy():
+def test_the_ideal_table_is_idle_and_healthy():
     table = _table(a_node("a", cordoned=True), a_node("b", ready=False, not_ready_reason="gone"))
     table.place(0, amounts(cpu=1))
     best = table.at_best()
@@ -137,7 +137,7 @@ def test_the_best_of_all_worlds_is_empty_and_healthy():
     assert best.usage(0) == {}
 
 
-def test_members_without_a_key_are_never_taken_for_each_other():
+def test_members_without_a_key_never_share_answers():
     """Also when the first is gone and the second stands in the same place in memory."""
 
     class Named:

@@ -81,7 +81,7 @@ def _submit(controller: Controller):
 
 
 @pytest.mark.parametrize(("point", "answer"), REFUSING)
-def test_nothing_is_placed_on_a_rule_that_could_not_be_read_and_the_others_go_on(point, answer):
+def test_a_failing_rule_refuses_its_gang_and_other_gangs_are_placed(point, answer):
     controller = _controller(Wrong(point, answer))
     plan = _submit(controller).plan
     assert {bind.job for bind in plan.binds} == {1, 3}
@@ -108,13 +108,13 @@ def test_a_gang_refused_by_a_failing_plugin_is_tried_again_later(point, answer):
 
 
 @pytest.mark.parametrize(("point", "answer"), TOLERABLE)
-def test_a_score_or_a_detail_that_fails_is_done_without(point, answer):
+def test_a_failing_score_or_bind_is_ignored(point, answer):
     plan = _submit(_controller(Wrong(point, answer))).plan
     assert {bind.job for bind in plan.binds} == {1, 2, 3}
     assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("wrong", point, 2)}
 
 
-def test_a_fault_is_told_as_an_event():
+def test_a_plugin_fault_is_emitted_as_an_event():
     done = _submit(_controller(Wrong("filter", _raise)))
     (event,) = [
         save.event for save in done.saves if getattr(save, "event", None) and save.event.kind == "plugin.failed"
@@ -123,7 +123,7 @@ def test_a_fault_is_told_as_an_event():
     assert event.detail["error"] == "RuntimeError: oh dear"
 
 
-def test_a_plugin_that_recovers_is_believed_again():
+def test_a_plugin_that_recovers_is_used_again():
     class Moody:
         name = "moody"
         reads = "usage"
@@ -146,7 +146,7 @@ def test_a_plugin_that_recovers_is_believed_again():
 
 
 @pytest.mark.parametrize("score", [-5, 10**9, -(2**62)])
-def test_a_score_out_of_bounds_is_cut_and_never_moves_a_job_to_a_node_that_refused(score):
+def test_a_score_out_of_bounds_is_clipped_and_never_selects_a_refused_node(score):
     class Extreme:
         name = "extreme"
         reads = "usage"
@@ -195,7 +195,7 @@ def test_a_normalize_that_fails_counts_as_no_opinion(answer):
     assert {fault.point for fault in plan.faults} == {"normalize"}
 
 
-def test_a_filter_written_as_a_generator_is_heard():
+def test_a_filter_may_be_a_generator():
     class Yields:
         name = "yields"
         reads = "usage"
@@ -214,7 +214,7 @@ def test_a_filter_written_as_a_generator_is_heard():
 @pytest.mark.parametrize(
     "key", [pytest.param(_raise, id="raises"), pytest.param(lambda member: ["a list"], id="cannot be hashed")]
 )
-def test_a_key_that_cannot_be_had_makes_every_member_different(key):
+def test_a_failing_key_makes_every_member_distinct(key):
     class Careless(PerNode):
         name = "careless"
 
@@ -227,7 +227,7 @@ def test_a_key_that_cannot_be_had_makes_every_member_different(key):
     assert {bind.job for bind in plan.binds} == {1, 3}
 
 
-def test_a_bind_may_add_detail_but_not_move_anyone():
+def test_bind_may_add_details_but_not_move_placements():
     class Mover:
         name = "mover"
 
@@ -239,7 +239,7 @@ def test_a_bind_may_add_detail_but_not_move_anyone():
     assert {fault.point for fault in plan.faults} == {"bind"}
 
 
-def test_a_plugin_that_reads_the_whole_cluster_is_asked_anew_each_time():
+def test_a_plugin_that_reads_the_cluster_is_called_each_time():
     class Evenings:
         """No `reads`: anything may have changed."""
 
@@ -259,7 +259,7 @@ def test_a_plugin_that_reads_the_whole_cluster_is_asked_anew_each_time():
     assert later.refusals[0].verdicts[0].reason.code == "CLOSED"
 
 
-def test_a_reservation_is_taken_back_when_a_later_plugin_says_no_and_when_someone_only_asks():
+def test_reserve_is_undone_by_a_later_refusal_and_after_a_trial():
     class Ledger:
         name = "ledger"
         open = 0
@@ -292,7 +292,7 @@ def test_a_reservation_is_taken_back_when_a_later_plugin_says_no_and_when_someon
     assert ledger.open == 2
 
 
-def test_post_filter_is_asked_after_a_refusal():
+def test_post_filter_is_called_after_a_refusal():
     class Hopeful:
         name = "hopeful"
         asked: list[int] = []

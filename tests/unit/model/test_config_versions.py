@@ -52,11 +52,11 @@ GPU = '[scheduling.profiles.gpu]\nqueue = "fair"\n'
         pytest.param("", "[scheduling]\nmax_losses = 9", [("max_losses", 3, 9)], id="a plain number"),
     ],
 )
-def test_two_configurations_differ_in_what_they_say(before: str, after: str, told: list[object]) -> None:
+def test_differences_between_two_configurations_are_listed(before: str, after: str, told: list[object]) -> None:
     assert changes(before, after) == told
 
 
-def test_what_needs_a_restart_is_all_beyond_what_decisions_depend_on() -> None:
+def test_settings_outside_scheduling_need_a_restart() -> None:
     after = config(
         '[server]\nport = 1\n[scheduling]\nmax_losses = 9\n[scheduling.forecast]\nevery = "9m"\n[[nodes]]\nname="a"'
     )
@@ -88,7 +88,7 @@ def test_undo_goes_back_by_one_each_time(history: list[ConfigVersion], back_to: 
     assert (found.number if found else None) == back_to
 
 
-def test_a_configuration_shown_as_toml_says_the_same_when_it_is_set_again() -> None:
+def test_a_configuration_rendered_as_toml_reads_back_equal() -> None:
     text = """
 [scheduling]
 max_losses = 7
@@ -117,11 +117,11 @@ rounds = 3
     assert parse_config(*read_body(as_toml(SchedulingConfig()).encode(), "application/toml"))[0] == Config()
 
 
-def test_a_mistake_that_comes_over_the_wire_is_named_with_its_line():
+def test_an_error_in_a_submitted_configuration_names_its_line():
     with pytest.raises(InvalidInput, match=r"^line 2: scheduling\.profiles\.x\.queu: unknown key"):
         parse_config(*read_body(b'[profiles.x]\nqueu = "fair"\n', "application/toml"))
 
 
-def test_a_table_that_only_its_parts_name_has_the_line_of_the_first_of_them():
+def test_an_implicit_table_has_the_line_of_its_first_part():
     with pytest.raises(InvalidInput, match=r"^line 3: nodes: expected a list"):
         parse_config(*read_toml(b"[server]\n\n[nodes.n1]\ncpu = 4\n", "config.toml"), full=True)

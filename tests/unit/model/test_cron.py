@@ -63,13 +63,13 @@ def test_a_schedule_is_due_when_all_its_fields_match(schedule: str, after: str, 
         ("1" * 5000 + " * * * *", "too large"), ("@often", "fields"),
     ],
 )  # fmt: skip
-def test_a_schedule_that_is_none_is_refused_with_its_field(schedule: str, says: str):
+def test_an_invalid_schedule_is_refused_with_its_field(schedule: str, says: str):
     with pytest.raises(InvalidInput, match=says):
         parse_cron(schedule)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "../../etc/passwd", "", "/etc/localtime"])
-def test_a_time_zone_that_is_none_is_refused(zone: str):
+def test_an_unknown_time_zone_is_refused(zone: str):
     with pytest.raises(InvalidInput, match="no time zone"):
         parse_cron("* * * * *", zone)
 

@@ -15,7 +15,7 @@ ALLOWED = AllowedData(["/data/", "/srv/one.csv", "https://host/open", "http://12
     ["/data/x", "/data/a/b.csv", "/srv/one.csv", "https://host/open", "https://host/open/x?y=1", "https://HOST:443/open/x",
      "http://127.0.0.1:8080/anything"],
 )  # fmt: skip
-def test_what_lies_below_an_allowed_place_is_allowed(what: str) -> None:
+def test_locations_below_an_allowed_one_are_allowed(what: str) -> None:
     ALLOWED.check([what])
 
 
@@ -25,7 +25,7 @@ def test_what_lies_below_an_allowed_place_is_allowed(what: str) -> None:
      "http://host/open/x", "https://host:444/open", "https://evil/host/open", "http://127.0.0.1/",
      "http://127.1:8080/x", "http://[::ffff:127.0.0.1]:8080/x", "http://2130706433:8080/x"],
 )  # fmt: skip
-def test_what_only_looks_like_it_is_refused_and_says_which_setting_would_help(what: str) -> None:
+def test_similar_looking_locations_are_refused_with_the_setting_to_change(what: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         ALLOWED.check([what])
     assert refused.value.code == "DATA_NOT_ALLOWED"
@@ -38,12 +38,12 @@ def test_what_only_looks_like_it_is_refused_and_says_which_setting_would_help(wh
      "https://host/open/%2e%2e%2fx", "https://user@host/open/x", "https://host\\@evil/open", "ftp://host/x", "https:///x",
      "https://host:port/x", "file:///etc/shadow", "/data/\n", "/data/\u202e", "https://host/#x", "/" + "x" * 2000],
 )  # fmt: skip
-def test_what_can_be_read_in_two_ways_is_no_place(what: str) -> None:
+def test_ambiguous_locations_are_refused(what: str) -> None:
     with pytest.raises(InvalidInput):
         parse_data_location(what)
 
 
-def test_nothing_is_allowed_if_nothing_is_said() -> None:
+def test_nothing_is_allowed_by_default() -> None:
     assert not AllowedData([])
     with pytest.raises(InvalidInput):
         AllowedData([]).check(["/data/x"])

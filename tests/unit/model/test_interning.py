@@ -33,7 +33,7 @@ def test_equal_specs_become_one_object():
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"priority": "low"}, {"annotations": {"a": "b"}}])
-def test_others_share_the_parts_that_are_equal_and_stay_others(change):
+def test_different_specs_share_their_equal_parts(change):
     pool, changed = SpecInterner(), _a_spec(**change)
     one, other = pool.spec(_a_spec()), pool.spec(changed)
     assert other == changed != one
@@ -41,21 +41,21 @@ def test_others_share_the_parts_that_are_equal_and_stay_others(change):
     assert other.labels is one.labels
 
 
-def test_what_is_equal_in_another_order_is_not_mixed_up():
+def test_mappings_in_another_order_stay_distinct():
     pool = SpecInterner()
     one, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
     found = pool.spec(_a_spec(annotations=one)), pool.spec(_a_spec(annotations=other))
     assert [list(spec.annotations) for spec in found] == [["a", "b"], ["b", "a"]]
 
 
-def test_elements_of_an_array_share_all_but_their_place():
+def test_array_elements_share_everything_except_their_index():
     pool = SpecInterner()
     first, second = (pool.spec(_a_spec(array=ArrayElement(7, index, 2))) for index in (0, 1))
     assert (first.array.index, second.array.index) == (0, 1)
     assert same_template(first, second)
 
 
-def test_no_more_is_remembered_than_is_worth_it(monkeypatch):
+def test_the_caches_are_bounded(monkeypatch):
     monkeypatch.setattr("hodei.model.interning._SPECS", 10)
     monkeypatch.setattr("hodei.model.interning._VALUES", 50)
     pool = SpecInterner()
@@ -65,7 +65,7 @@ def test_no_more_is_remembered_than_is_worth_it(monkeypatch):
     assert len(pool._values) <= 60
 
 
-def test_gangs_of_one_spec_share_what_is_the_same_for_all_of_them():
+def test_gangs_of_one_spec_share_their_parts():
     profile, spec = build_profile("default", queue="multifactor"), _a_spec()
     one, other = gang_of(1, spec, 5), gang_of(2, spec, 6)
     for gang in (one, other):
@@ -75,7 +75,7 @@ def test_gangs_of_one_spec_share_what_is_the_same_for_all_of_them():
     assert one.order != other.order
 
 
-def test_gangs_that_differ_in_name_alone_share_what_tells_them_apart_from_others():
+def test_gangs_that_differ_only_in_name_share_their_shapes_and_groups():
     profile, pool = build_profile("default"), SpecInterner()
     one, other = (gang_of(id, pool.spec(_a_spec(f"job-{id}")), 5) for id in (1, 2))
     for gang in (one, other):
@@ -86,7 +86,7 @@ def test_gangs_that_differ_in_name_alone_share_what_tells_them_apart_from_others
     assert other.members[0].job is other.job
 
 
-def test_jobs_that_are_read_back_share_as_those_that_were_submitted(tmp_path):
+def test_jobs_read_from_the_store_share_like_submitted_ones(tmp_path):
     store = SqliteStore(tmp_path / "db")
     store.open()
     jobs = [a_job(id, spec=_a_spec(), at_ms=1_700_000_000_000, queued_ms=1_700_000_000_000) for id in range(1, 4)]
@@ -102,7 +102,7 @@ def test_jobs_that_are_read_back_share_as_those_that_were_submitted(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Job, JobSpec, TaskSpec, Gang, Member, ArrayElement])
-def test_what_waits_is_no_work_for_the_collector(kind):
+def test_pending_gangs_are_not_tracked_by_the_garbage_collector(kind):
     """Values that refer to nothing that refers back; a full collection over 100,000 jobs took half a second."""
     assert not kind.__struct_config__.gc
     assert not gc.is_tracked(a_job(1))

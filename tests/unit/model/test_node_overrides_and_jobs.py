@@ -49,7 +49,7 @@ def test_tolerations_follow_kubernetes(toleration, tolerates):
     assert toleration.tolerates(TAINT) is tolerates
 
 
-def test_marks_are_laid_over_what_the_backend_says():
+def test_overrides_apply_on_top_of_what_the_backend_reports():
     node = a_node(labels={"disk": "hdd", "old": "yes"}, taints=(Taint("spot"), TAINT))
     overrides = NodeOverrides(
         "n1", True, labels={"disk": "ssd"}, removed_labels=("old",), taints=(Taint("new"),), removed_taints=(TAINT,)
@@ -60,17 +60,17 @@ def test_marks_are_laid_over_what_the_backend_says():
     assert seen.taints == (Taint("spot"), Taint("new"))
 
 
-def test_a_marked_taint_takes_the_place_of_one_with_the_same_key_and_effect():
+def test_an_overridden_taint_replaces_one_with_the_same_key_and_effect():
     seen = NodeOverrides("n1", taints=(Taint("dedicated", "others"),)).apply_to(a_node(taints=(TAINT,)))
     assert seen.taints == (Taint("dedicated", "others"),)
 
 
-def test_empty_marks_change_nothing():
+def test_empty_overrides_change_nothing():
     node = a_node()
     assert NodeOverrides("n1").apply_to(node) is node
 
 
-def test_a_member_knows_its_task():
+def test_members_map_to_their_task():
     spec = a_job_spec(tasks=[a_task("head"), a_task("worker", count=3)])
     assert spec.size == 4
     assert [spec.task_of(member).name for member in range(4)] == ["head", "worker", "worker", "worker"]
@@ -78,7 +78,7 @@ def test_a_member_knows_its_task():
         spec.task_of(4)
 
 
-def test_a_run_id_tells_its_job():
+def test_a_run_id_contains_its_job():
     assert run_id(12, 3, 2) == "12.3.2"
     assert job_of("12.3.2") == 12
 
@@ -89,7 +89,7 @@ def test_critical_comes_before_high_before_medium_before_low():
 
 
 @pytest.mark.parametrize("state", get_args(JobState))
-def test_a_job_takes_the_steps_of_its_table_and_no_others(state):
+def test_a_job_makes_only_the_transitions_of_its_table(state):
     for to in get_args(JobState):
         if to in JOB_TRANSITIONS[state]:
             assert advance_job(state, to) == to
@@ -99,7 +99,7 @@ def test_a_job_takes_the_steps_of_its_table_and_no_others(state):
 
 
 @pytest.mark.parametrize("state", get_args(RunState))
-def test_a_run_takes_the_steps_of_its_table_and_no_others(state):
+def test_a_run_makes_only_the_transitions_of_its_table(state):
     for to in get_args(RunState):
         if to in RUN_TRANSITIONS[state]:
             assert advance_run(state, to) == to
@@ -118,7 +118,7 @@ def test_an_ended_run_is_ended_and_an_ended_job_can_only_be_queued_again():
     ("word", "said"), [("memroy", " (did you mean 'memory'?)"), ("zzz", ""), ("x" * 10_000_000, "")],
     ids=["a slip", "nothing near", "ten million letters"],
 )  # fmt: skip
-def test_a_near_word_is_offered(word, said):
+def test_a_similar_word_is_suggested(word, said):
     assert did_you_mean(word, ["memory", "cpu"]) == said
 
 

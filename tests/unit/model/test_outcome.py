@@ -49,7 +49,7 @@ def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
         pytest.param("idle", "IDLE_TIMEOUT", "idle", id="idle"),
     ],
 )
-def test_what_is_said_of_a_run_is_said_of_its_job(run_code, code, name):
+def test_a_runs_code_determines_the_code_of_its_job(run_code, code, name):
     assert (job_code_of_run(run_code), run_failure_class(run_code), failure_class(code)) == (code, name, name)
 
 
@@ -57,7 +57,7 @@ def test_a_code_that_is_no_failure_has_no_class():
     assert [failure_class(code) for code in ("", "SUSPENDED", "MIGRATED", "CANCELLED", "INSUFFICIENT_CPU")] == [""] * 5
 
 
-def test_retry_on_limits_all_but_preemption_and_idleness_is_never_tried_again():
+def test_retry_on_does_not_limit_preemption_and_idle_jobs_are_never_retried():
     assert [name for name in FAILURE_CLASSES if may_retry((), name)] == [
         name for name in FAILURE_CLASSES if name != "idle"
     ]

@@ -29,20 +29,20 @@ def every_five_minutes(**fields) -> Periodic:
         pytest.param(25, "run_all", [10, 15, 20, 25], 1, id="all, and the one that is due"),
     ],
 )
-def test_what_was_missed_is_made_up_for_as_the_policy_says(minutes: float, missed, run: list[int], left_out: int):
+def test_missed_times_are_handled_by_the_policy(minutes: float, missed, run: list[int], left_out: int):
     found = due(every_five_minutes(missed=missed, missed_limit=3), START + round(minutes * MINUTE))
     assert [(at - START) // MINUTE for at in found.run] == run
     assert found.dropped == left_out
     assert found.handled_ms == START + int(minutes // 5) * 5 * MINUTE
 
 
-def test_a_paused_one_is_never_due():
+def test_a_paused_periodic_job_is_never_due():
     paused = every_five_minutes(paused=True)
     assert due(paused, START + 60 * MINUTE).run == ()
     assert paused.next_ms() == 0
 
 
-def test_years_of_minutes_do_not_take_for_ever():
+def test_years_of_minutes_are_handled_quickly():
     old = Periodic("tick", "* * * * *", a_job_spec("job"), handled_ms=START, missed="run_all", missed_limit=1000)
     found = due(old, START + 365 * 1440 * MINUTE)
     assert len(found.run) <= 1001
@@ -50,7 +50,7 @@ def test_years_of_minutes_do_not_take_for_ever():
     assert found.dropped > 300
 
 
-def test_a_job_carries_its_periodic_and_the_time_it_was_due():
+def test_a_job_carries_its_periodic_job_and_due_time():
     spec = a_job_spec("job", tasks=(a_task(env={"A": "1"}),), labels={"team": "x"}, deadline_ms=60_000)
     made = job_due_at(Periodic("tick", "@hourly", spec), START)
     assert made.tasks[0].env == {"A": "1", "HODEI_DUE_TIME": "2026-01-01T00:00:00Z"}

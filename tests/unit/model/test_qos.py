@@ -44,7 +44,7 @@ def test_the_class_of_a_job_file(document, expected):
     assert job_qos(parse_job({"name": "a", "command": ["x"], **document})) == expected
 
 
-def test_a_job_is_as_good_as_its_weakest_task():
+def test_a_job_has_the_lowest_class_of_its_tasks():
     good, middling, poor = TaskSpec("a", limits=FULL), TaskSpec("b", request=FULL), TaskSpec("c")
     assert job_qos(JobSpec(name="j", tasks=(good, good))) == "guaranteed"
     assert job_qos(JobSpec(name="j", tasks=(good, middling))) == "burstable"
@@ -61,7 +61,7 @@ def test_a_job_is_as_good_as_its_weakest_task():
         pytest.param({"memory": 16 << 30}, {}, 3, id="burstable, all of the memory"),
     ],
 )
-def test_how_readily_the_kernel_kills_it_is_as_the_kubelet_has_it(request_, limits, expected):
+def test_the_oom_score_is_that_of_the_kubelet(request_, limits, expected):
     assert oom_score_adj(TaskSpec(request=request_, limits=limits), 16 << 30) == expected
 
 
@@ -74,5 +74,5 @@ def test_how_readily_the_kernel_kills_it_is_as_the_kubelet_has_it(request_, limi
         pytest.param({"cpu": 10_000_000}, {}, 262_144, id="no more than there is"),
     ],
 )
-def test_its_weight_beside_others(request_, limits, expected):
+def test_cpu_shares_follow_the_request(request_, limits, expected):
     assert cpu_shares(TaskSpec(request=request_, limits=limits)) == expected

@@ -99,7 +99,7 @@ def test_an_amount_is_written_in_its_shortest_exact_form_and_reads_back(amount, 
     ("amount", "scale", "text"),
     [(3500, 1000, "3.5"), (250, 1000, "0.25"), (8375186227, 1, "7.8Gi"), (512, 1, "512"), (2**30, 1, "1Gi")],
 )
-def test_people_see_three_digits(amount, scale, text):
+def test_human_quantities_have_three_digits(amount, scale, text):
     assert human_quantity(amount, scale=scale) == text
 
 
@@ -145,7 +145,7 @@ def test_a_duration_is_written_largest_unit_first():
     assert format_duration(90_061_001) == "1d1h1m1s1ms"
 
 
-def test_resources_know_their_units_and_their_other_names():
+def test_resources_have_units_and_aliases():
     found = parse_resources({"cpus": "500m", "mem": "1Gi", "disk": "2Gi", "gpus": 1, "example.com/fpga": 2})
     assert found == {"cpu": 500, "memory": 2**30, "ephemeral-storage": 2**31, "gpu": 1000, "example.com/fpga": 2}
     assert format_resources(found) == {
@@ -160,10 +160,10 @@ def test_a_resource_given_under_two_names_is_refused():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "/x", "-cpu", "x" * 300, "a/b/c"])
-def test_a_resource_needs_a_name_that_is_one(name):
+def test_an_invalid_resource_name_is_refused(name):
     with pytest.raises(InvalidInput, match="not a resource name"):
         parse_resources({name: 1})
 
 
-def test_a_zero_request_is_kept_because_it_is_a_statement_too():
+def test_a_zero_request_is_kept():
     assert parse_resources({"cpu": 0}) == {"cpu": 0}

@@ -60,7 +60,7 @@ def test_the_backend_with_the_cheapest_node_is_the_cheapest_and_its_nodes_are_eq
     assert scores(CostOptimized(), a_member(), table) == {"a1": 10_000, "a2": 10_000, "b1": 0, "c1": 5000}
 
 
-def test_the_backend_with_the_most_room_performs_best():
+def test_the_backend_with_the_largest_free_share_scores_best():
     nodes = [
         a_node("a1", 4, "4Gi", backend="a"),
         a_node("a2", 4, "4Gi", backend="a"),
@@ -148,7 +148,7 @@ def test_a_job_spills_only_if_it_waits_longer_elsewhere_than_the_bound(told, spi
     assert spills or "spills only if that exceeds 30m" in text
 
 
-def test_what_it_has_waited_already_counts():
+def test_time_already_waited_counts():
     assert open_to(RULE, a_gang(waited_ms=31 * MINUTE_MS))[0] == ["cloud-1", "home-1"]
     assert open_to(RULE, a_gang(waited_ms=29 * MINUTE_MS))[0] == ["home-1"]
 
@@ -162,14 +162,14 @@ def test_what_it_has_waited_already_counts():
         pytest.param(0, 1, False, "has no estimate", id="nobody knows what it costs"),
     ],
 )
-def test_a_job_spills_only_if_it_costs_no_more_than_it_may(estimate_ms, count, spills, words):
+def test_a_job_spills_only_within_its_cost_limit(estimate_ms, count, spills, words):
     gang = a_gang(waited_ms=HOUR_MS, estimate_ms=estimate_ms, count=count)
     rows, text = open_to(RULE, gang)
     assert ("cloud-1" in rows) == spills
     assert words in text
 
 
-def test_a_job_that_no_other_backend_may_take_need_not_wait():
+def test_a_job_restricted_to_the_overflow_backend_need_not_wait():
     gang = a_gang(backend=BackendChoice("specific", ("cloud",)))
     assert "cloud-1" in open_to(RULE, gang)[0]
 
@@ -179,7 +179,7 @@ def test_a_job_that_never_fits_elsewhere_need_not_wait():
     assert "cloud-1" in open_to(RULE, gang)[0]
 
 
-def test_only_the_backends_that_a_rule_is_from_are_asked_how_long():
+def test_only_the_backends_in_from_determine_the_wait():
     busy, other = a_node("home-1", 4, backend="home"), a_node("home-2", 4, backend="other")
     table = a_table([busy, other, CLOUD], {"home-1": {"cpu": "4"}})
     availability = AvailabilityProfile(table)
@@ -189,7 +189,7 @@ def test_only_the_backends_that_a_rule_is_from_are_asked_how_long():
         assert len(Spill([rule]).layouts(a_gang(), table, View(NOW_MS, availability)).options) == ways
 
 
-def test_without_nodes_to_spill_to_there_is_nothing_to_say():
+def test_without_nodes_to_spill_to_there_is_no_opinion():
     assert Spill([RULE]).layouts(a_gang(), a_table([HOME]), View(NOW_MS)) is None
 
 
@@ -218,6 +218,6 @@ def test_rules_and_policies_of_the_configuration_become_plugins_and_cost_nothing
         pytest.param(SpillConfig("cloud", "soon"), id="after no time that can be read"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(rule):
+def test_an_invalid_spill_rule_is_refused(rule):
     with pytest.raises(InvalidInput):
         build_profiles(SchedulingConfig(spill=(rule,)))

@@ -78,12 +78,12 @@ def test_every_need_has_a_hint():
     assert all(need.hint and need.what for need in NEEDS.values())
 
 
-def test_members_with_different_needs_are_not_taken_for_alike():
+def test_members_with_different_needs_have_different_keys():
     keys = {Capabilities().key(a_member(**fields)) for fields in JOBS.values()}
     assert len(keys) == len(JOBS)
 
 
-def test_what_can_be_left_out_is_proposed():
+def test_droppable_needs_are_suggested():
     table = a_table([a_node("n", backend="hpc", cannot=("health_checks", "checkpoint", "checkpoint_commands"))])
     plugin = Capabilities()
     one = a_member(**JOBS["health_checks"])

@@ -43,18 +43,18 @@ def _said(member: Member, table) -> list[tuple[str, bool, list[str]]]:
     return [(r.code, r.evictable, [table.names[i] for i in np.flatnonzero(mask)]) for mask, r in pairs if mask.any()]
 
 
-def test_it_has_nothing_to_say_about_jobs_that_float():
+def test_jobs_without_devices_or_binding_get_no_opinion():
     assert Devices().key(a_member(cpu="2")) == NO_OPINION
     assert Devices().filter(a_member(cpu="2"), a_table([a_node()]).view(), VIEW) == ()
 
 
-def test_gpus_that_are_free_only_in_pieces_are_refused_and_said_to_be():
+def test_fragmented_gpus_are_refused_with_that_reason():
     table = _table(a_node("n1", gpu="2"), a_node("n2", gpu="2"), held=_halves())
     assert refused(Devices(), a_member(gpu="1"), table) == {"GPU_FRAGMENTED: GPUs are free only in pieces": ["n1"]}
     assert refused(Devices(), a_member(gpu="0.5"), table) == {}
 
 
-def test_where_the_amount_is_missing_it_leaves_the_word_to_fit():
+def test_missing_amounts_are_reported_by_fit():
     table = _table(a_node("n1", gpu="2"), a_node("n2"), held=_halves())
     assert refused(Devices(), a_member(gpu="2"), table) == {}
 
@@ -67,7 +67,7 @@ def test_where_the_amount_is_missing_it_leaves_the_word_to_fit():
     ],
     ids=["whole when those who share it are gone", "never whole, as less is promised than there is"],
 )
-def test_stopping_others_helps_only_if_the_empty_node_would_do(node, asked, evictable):
+def test_preemption_helps_only_if_the_idle_node_would_fit(node, asked, evictable):
     table = _table(a_node("n1", **node), held=_halves()[:1] if not evictable else _halves())
     [(code, helps, _)] = _said(a_member(**asked), table)
     assert (code, helps) == ("GPU_FRAGMENTED", evictable)
@@ -97,7 +97,7 @@ def test_cores_to_bind_to(sockets, asked, held, said):
     assert [(code, helps) for code, helps, _ in found] == ([] if said is None else [said])
 
 
-def test_it_tells_what_is_free_and_how():
+def test_the_shortage_lists_the_free_pieces():
     table = _table(a_node("n1", 8, gpu="2", sockets=SOCKETS), held=[*_halves(), ("n1", Grant((0,)), {"cpu": "1"})])
     assert Devices().lacks(a_member(gpu="1"), table.view(slice(0, 1)), VIEW) == (
         500, "its GPUs are free only in pieces (0.5, 0.5; 1 requested)",
@@ -123,7 +123,7 @@ def _repairs(member: Member, table) -> list[Change]:
     ],
     ids=["a smaller share", "no whole GPU is left", "either of two", "fewer cores", "any cores"],
 )  # fmt: skip
-def test_it_proposes_what_it_could_live_with(asked, change):
+def test_smaller_requests_that_fit_are_suggested(asked, change):
     table = _table(a_node("n1", 8, gpu="2", sockets=SOCKETS), held=[*_halves(), ("n1", Grant((0,)), {"cpu": "1"})])
     assert ", ".join(one.text for one in _repairs(a_member(**asked), table)) == change
 
@@ -136,20 +136,20 @@ def _why(**asked):
     return why(controller, 9, NOW_MS)
 
 
-def test_why_names_the_pieces_and_a_repair_that_was_tried():
+def test_why_names_the_pieces_and_a_suggestion_that_was_tried():
     told = _why(gpu="0.5", cpu="100m")
     assert told.code == "GPU_FRAGMENTED"
     assert [repair.change for repair in told.suggestions] == ["gpu 0.5 to 0.4"]
     assert "0.4, 0.4; 0.5 requested" in told.nearest.text
 
 
-def test_why_names_the_binding_that_stands_in_the_way():
+def test_why_names_the_binding_that_blocks():
     told = _why(cpu="5", binding="cores")
     assert told.code == "NO_FREE_CORES"
     assert [repair.change for repair in told.suggestions] == ["cpu 5 to 4", "drop binding to cores"]
 
 
-def test_who_wants_a_whole_gpu_takes_the_place_of_those_who_share_one_and_of_no_more():
+def test_a_job_for_a_whole_gpu_preempts_only_the_jobs_that_share_one():
     controller = Controller({"default": build_profile("default")})
     controller.step(NOW_MS, [NodeJoined(a_node("n1", 8, gpu="2"))])
     controller.step(NOW_MS, [JobSubmitted(a_job(i, gpu="0.6", cpu="100m", priority="low")) for i in (1, 2)])

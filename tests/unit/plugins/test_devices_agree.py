@@ -100,7 +100,7 @@ def test_the_same_nodes_are_refused_for_the_same_reasons():
         assert said == {name: naive.refusals(member.task, host) for name, host in story.hosts.items()}
 
 
-def test_a_node_that_is_not_refused_has_parts_to_give_and_only_what_is_free():
+def test_a_node_that_is_not_refused_grants_free_devices():
     plugin = Devices()
     for story, member in _stories(2):
         task, nodes = member.task, story.table.view()
@@ -133,7 +133,7 @@ def _check(grant: Grant, member: Member, host: naive.Host) -> None:
         )
 
 
-def test_answers_kept_for_a_shape_are_those_that_would_be_given_anew():
+def test_cached_answers_equal_fresh_ones():
     profile, kept = build_profile("default", scores={"gpu_hodei": 1}), {}
     for story, member in _stories(3):
         table = story.table

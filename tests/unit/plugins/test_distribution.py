@@ -37,7 +37,7 @@ def test_colocated_tasks_are_all_on_one_backend():
     assert {name[0] for names in where.values() for name in names} == {"w"}
 
 
-def test_the_tightest_backend_that_has_room_is_tried_first():
+def test_the_tightest_backend_with_capacity_is_tried_first():
     engine = an_engine(on_backends(THREE), {"w1": 2, "n1": 1})
     gang = a_gang(engine, a_spec("colocated", a_task(count=5)))
     assert options(engine, gang) == [["w1 w2"], ["n1 n2"], ["e1 e2"]]
@@ -55,14 +55,14 @@ def test_the_backends_of_the_job_count_too():
     assert options(engine, a_gang(engine, spec)) == [["n1 n2"]]
 
 
-def test_a_gang_that_no_single_backend_takes_is_told_so():
+def test_a_gang_that_no_single_backend_can_hold_gets_that_reason():
     engine = an_engine(on_backends(THREE))
     gang = a_gang(engine, a_spec("colocated", a_task(count=9)))
     said = "DISTRIBUTION: no single backend that all tasks allow has capacity for all of them"
     assert placed(engine, gang) == said
 
 
-def test_who_joins_a_colocated_gang_goes_to_its_backend():
+def test_members_that_join_a_colocated_gang_use_its_backend():
     engine = an_engine(on_backends(THREE), {"e1": 4})
     gang = a_gang(
         engine,
@@ -78,7 +78,7 @@ def test_who_joins_a_colocated_gang_goes_to_its_backend():
 # ------------------------------------------------------------------------------------------------------ distributed
 
 
-def test_tasks_without_room_together_are_on_the_two_backends_that_are_cheapest_to_move_between():
+def test_tasks_that_do_not_fit_together_use_the_two_backends_with_the_lowest_transfer_cost():
     engine = an_engine(on_backends(THREE))
     where = placed(engine, a_gang(engine, a_spec("distributed", a_task("a", count=6), a_task("b", count=6))))
     assert {task: {name[0] for name in names} for task, names in where.items()} == {"a": {"e"}, "b": {"w"}}
@@ -126,7 +126,7 @@ def test_larger_tasks_weigh_more():
 
 
 @pytest.mark.parametrize(("model", "where"), [("hub_and_spoke", "w"), ("distributed", "n")])
-def test_with_hub_and_spoke_only_the_way_to_the_hub_costs(model, where):
+def test_with_hub_and_spoke_only_transfers_to_the_hub_cost(model, where):
     """West is nearer to the hub; north is where the other spoke is, and very far from west."""
     engine = an_engine(on_backends(THREE), {"e1": 4, "e2": 3})
     costs = (
@@ -139,7 +139,7 @@ def test_with_hub_and_spoke_only_the_way_to_the_hub_costs(model, where):
     assert found["free"][0][0] == where
 
 
-def test_who_joins_goes_where_others_of_the_gang_run_if_there_is_room():
+def test_members_that_join_prefer_the_backends_of_their_gang():
     engine = an_engine(on_backends(THREE))
     spec = a_spec("distributed", a_task("a", count=4))
     gang = a_gang(engine, spec, needed=((3,),), extra=((),), is_joining=True, running_nodes=("w1",))
@@ -202,13 +202,13 @@ def test_both_the_job_and_the_task_must_allow_a_backend():
     ],
     ids=["of the task", "of the job", "both: no single change helps"],
 )
-def test_the_repair_names_the_one_that_is_in_the_way(fields, change):
+def test_the_suggestion_names_the_blocking_rule(fields, change):
     table = a_table(on_backends(THREE))
     found = [one.text for one in Platform().suggest(a_member(**fields), table.view(), VIEW)]
     assert found == ([] if change is None else [change])
 
 
-def test_jobs_are_told_apart_by_what_the_choice_depends_on():
+def test_keys_contain_what_the_choice_depends_on():
     plugin = Plugin()
     assert plugin.key(a_member()) == NO_OPINION
     members = [

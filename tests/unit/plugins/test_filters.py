@@ -28,7 +28,7 @@ def test_fit_names_every_resource_that_is_short():
     }
 
 
-def test_fit_lets_a_member_take_the_last_crumb():
+def test_fit_allows_an_exact_fit():
     table = a_table([a_node("n1", 4)], {"n1": {"cpu": "3"}})
     assert refused(Fit(), a_member(cpu="1"), table) == {}
     assert "INSUFFICIENT_CPU: Insufficient cpu" in refused(Fit(), a_member(cpu="1001m"), table)
@@ -41,7 +41,7 @@ def test_fit_refuses_every_node_for_a_resource_that_none_has():
     }
 
 
-def test_asking_for_nothing_is_never_too_much():
+def test_a_request_of_nothing_always_fits():
     table = a_table([a_node("full", 1, "1Gi")], {"full": {"cpu": "1", "memory": "1Gi"}})
     assert refused(Fit(), a_member(cpu=0, memory=0), table) == {}
 
@@ -53,7 +53,7 @@ def test_fit_says_what_the_nearest_node_lacks():
     assert size == 600  # thousandths of what was asked for
 
 
-def test_health_keeps_off_nodes_that_are_not_ready_and_tells_why():
+def test_health_refuses_nodes_that_are_not_ready_with_the_reason():
     table = a_table(
         [
             a_node("down", ready=False, not_ready_reason="backend local is out of reach"),
@@ -69,7 +69,7 @@ def test_health_keeps_off_nodes_that_are_not_ready_and_tells_why():
     }
 
 
-def test_health_tells_both_when_a_node_is_down_and_cordoned():
+def test_health_reports_both_not_ready_and_cordoned():
     table = a_table([a_node("n1", ready=False, cordoned=True)])
     assert set(refused(Health(), a_member(), table)) == {"NODE_NOT_READY: not ready", "NODE_CORDONED: cordoned"}
 
@@ -86,7 +86,7 @@ def test_health_tells_both_when_a_node_is_down_and_cordoned():
         pytest.param("", "x86_64", True, id="no wish"),
     ],
 )
-def test_the_architecture_must_be_the_one_asked_for(wanted, has, fits):
+def test_the_architecture_must_match(wanted, has, fits):
     found = refused(Platform(), a_member(arch=wanted), a_table([a_node("n1", arch=has)]))
     assert found == {} if fits else list(found) == [f"WRONG_ARCHITECTURE: architecture is not {_one_name(wanted)}"]
 
@@ -95,12 +95,12 @@ def _one_name(arch: str) -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(arch.lower(), arch.lower())
 
 
-def test_the_gpu_must_be_of_the_type_asked_for():
+def test_the_gpu_type_must_match():
     table = a_table([a_node("a", gpu_type="a100"), a_node("b", gpu_type="T4"), a_node("c")])
     assert refused(Platform(), a_member(gpu_type="t4"), table) == {"WRONG_GPU_TYPE: gpu type is not t4": ["a", "c"]}
 
 
-def test_a_specific_backend_is_a_demand_and_a_preferred_one_a_wish():
+def test_a_specific_backend_is_required_and_a_preferred_one_scores():
     table = a_table([a_node("a", backend="east"), a_node("b", backend="west"), a_node("c", backend="moon")])
     specific = a_member(backend=BackendChoice("specific", ("east", "west")))
     assert refused(Platform(), specific, table) == {"OTHER_BACKEND: not on backend east or west": ["c"]}
@@ -154,7 +154,7 @@ def test_without_preferences_affinity_has_no_opinion():
     assert scores(NodeAffinity(), a_member(), a_table([a_node()])) is None
 
 
-def test_each_taint_that_is_not_tolerated_is_told():
+def test_each_untolerated_taint_is_reported():
     team, spot, soft = Taint("dedicated", "team"), Taint("spot", "", "NoExecute"), Taint("old", "", "PreferNoSchedule")
     table = a_table([a_node("a", taints=(team, spot)), a_node("b", taints=(team,)), a_node("c", taints=(soft,))])
     assert refused(Taints(), a_member(), table) == {
@@ -166,7 +166,7 @@ def test_each_taint_that_is_not_tolerated_is_told():
     assert refused(Taints(), a_member(tolerations=(Toleration("", "Exists"),)), table) == {}
 
 
-def test_a_filter_looks_at_the_task_it_is_asked_about():
+def test_a_filter_considers_only_the_given_task():
     spec = a_job_spec(tasks=[a_task("head", cpu="8"), a_task("worker", cpu="1")])
     table = a_table([a_node("n1", 4)])
     head, worker = Member(spec, spec.tasks[0]), Member(spec, spec.tasks[1])

@@ -25,13 +25,13 @@ def test_all_members_go_to_one_rack():
     assert placed(engine, a_gang(engine, a_job_spec(count=8, gang=MUST))) == {"main": ["c"] * 4 + ["d"] * 4}
 
 
-def test_without_a_topology_they_go_where_they_like():
+def test_without_a_topology_any_node_is_allowed():
     engine = an_engine(racked(TWO_RACKS))
     where = placed(engine, a_gang(engine, a_job_spec(count=4)))
     assert where == {"main": ["a", "b", "c", "d"]}
 
 
-def test_the_smallest_rack_that_has_room_is_taken_so_that_large_ones_stay_whole():
+def test_the_tightest_rack_is_used_so_that_large_ones_stay_free():
     engine = an_engine(racked({"large": "a b c", "middle": "d e", "small": "f"}))
     assert placed(engine, a_gang(engine, a_job_spec(count=4, gang=MUST))) == {"main": ["f"] * 4}
     assert placed(engine, a_gang(engine, a_job_spec(count=5, gang=MUST)))["main"][0] in "de"
@@ -47,7 +47,7 @@ def test_racks_that_are_too_small_are_not_tried():
     assert options(engine, a_gang(engine, a_job_spec(count=8, gang=MUST))) == [["c d"]]
 
 
-def test_a_rack_with_room_whose_nodes_refuse_is_passed_over():
+def test_a_rack_with_capacity_whose_nodes_refuse_is_skipped():
     nodes = [structs.replace(node, cordoned=node.name in "ab") for node in racked(TWO_RACKS)]
     engine = an_engine(nodes)
     assert placed(engine, a_gang(engine, a_job_spec(count=3, gang=MUST)))["main"][0] in "cd"
@@ -65,7 +65,7 @@ def test_a_rack_with_room_whose_nodes_refuse_is_passed_over():
     ],
     ids=["no rack is large enough", "no node has the key", "nodes without the key are in no rack", "rules, not room"],
 )  # fmt: skip
-def test_a_gang_that_no_rack_takes_is_told_so_and_leaves_no_trace(nodes, used, said):
+def test_a_gang_that_no_rack_can_hold_gets_that_reason_and_changes_nothing(nodes, used, said):
     engine = an_engine([*nodes, *racked({"": "x y"})], used)
     gang = a_gang(engine, a_job_spec(count=8, gang=MUST))
     before = [engine.table.usage(row) for row in range(len(engine.table.names))]
@@ -73,7 +73,7 @@ def test_a_gang_that_no_rack_takes_is_told_so_and_leaves_no_trace(nodes, used, s
     assert [engine.table.usage(row) for row in range(len(engine.table.names))] == before
 
 
-def test_what_it_says_can_change_when_others_go():
+def test_the_refusal_is_evictable():
     engine = an_engine(racked(TWO_RACKS), {"a": 1, "c": 1})
     refusal = engine.try_gang(a_gang(engine, a_job_spec(count=8, gang=MUST)), VIEW)
     assert isinstance(refusal, Refusal)
@@ -81,23 +81,23 @@ def test_what_it_says_can_change_when_others_go():
     assert set(refusal.requeue_on) >= {"run_ended", "node_joined", "node_changed"}
 
 
-def test_a_gang_that_fits_nowhere_hears_of_room_and_not_of_racks():
+def test_a_gang_that_fits_nowhere_is_refused_for_capacity_not_for_racks():
     engine = an_engine(racked(TWO_RACKS))
     assert placed(engine, a_gang(engine, a_job_spec(count=17, gang=MUST))).startswith("INSUFFICIENT_CPU")
 
 
-def test_as_a_wish_it_is_one_rack_if_there_is_one():
+def test_a_preference_uses_one_rack_if_possible():
     engine = an_engine(racked(TWO_RACKS), {"a": 1})
     assert placed(engine, a_gang(engine, a_job_spec(count=8, gang=WISH))) == {"main": ["c"] * 4 + ["d"] * 4}
 
 
-def test_as_a_wish_it_is_anywhere_if_there_is_none():
+def test_a_preference_allows_any_node_otherwise():
     engine = an_engine(racked(TWO_RACKS), {"a": 1, "c": 1})
     assert len(placed(engine, a_gang(engine, a_job_spec(count=14, gang=WISH)))["main"]) == 14
 
 
 @pytest.mark.parametrize("rules", [MUST, WISH], ids=["required", "as a wish"])
-def test_a_single_member_has_nobody_to_be_near(rules):
+def test_a_single_member_has_no_topology_rule(rules):
     engine = an_engine(racked({"": "a", "r1": "b"}), {"b": 4})
     assert placed(engine, a_gang(engine, a_job_spec(gang=rules))) == {"main": ["a"]}
 
@@ -147,23 +147,23 @@ def joining(engine, rules, beside, needed=1):
     return a_gang(engine, spec, needed=(tuple(range(needed)),), extra=((),), is_joining=True, running_nodes=beside)
 
 
-def test_who_joins_a_running_gang_goes_to_its_rack():
+def test_members_that_join_a_running_gang_use_its_rack():
     engine = an_engine(racked(TWO_RACKS), {"a": 4, "b": 3})
     assert placed(engine, joining(engine, MUST, ("a", "b"))) == {"main": ["b"]}
 
 
-def test_who_joins_waits_if_that_rack_is_full():
+def test_members_that_join_wait_if_that_rack_is_full():
     engine = an_engine(racked(TWO_RACKS), {"a": 4, "b": 4})
     said = "GANG_TOPOLOGY: no capacity for 1 more member in rack r1, where the others run"
     assert placed(engine, joining(engine, MUST, ("a", "b"))) == said
 
 
-def test_who_joins_by_a_wish_goes_to_the_rack_of_most_then_of_some_then_anywhere():
+def test_with_a_preference_joining_members_use_the_rack_of_most_then_of_some_then_any():
     engine = an_engine(racked({**TWO_RACKS, "r0": "e"}))
     assert options(engine, joining(engine, WISH, ("a", "c", "d"))) == [["c d"], ["a b"], ["a b c d e"]]
 
 
-def test_where_the_others_are_is_not_known_if_their_node_is_gone():
+def test_the_rack_of_the_others_is_unknown_if_their_node_was_removed():
     engine = an_engine(racked(TWO_RACKS))
     said = "GANG_TOPOLOGY: the rack of its running members is unknown"
     assert placed(engine, joining(engine, MUST, ("gone",))) == said
@@ -178,12 +178,12 @@ def test_where_the_others_are_is_not_known_if_their_node_is_gone():
         ("region", "eu"), ("zone", "z1"), ("rack", "r1"), ("host", "n"), ("backend", "west"), ("row", "7"), ("hall", None),
     ],
 )  # fmt: skip
-def test_a_place_is_a_word_or_a_label(topology, value):
+def test_a_topology_is_a_location_level_or_a_label(topology, value):
     node = a_node("n", backend="west", location=Location(region="eu", zone="z1", rack="r1"), labels={"row": "7"})
     assert domain_of(node, topology) == value
 
 
-def test_a_label_goes_before_the_word():
+def test_a_label_overrides_the_location_level():
     assert domain_of(a_node("n", backend="west", labels={"backend": "blue"}), "backend") == "blue"
 
 
@@ -194,7 +194,7 @@ def test_members_share_a_host_or_a_backend(topology, nodes):
     assert len(options(engine, gang)[0][0].split()) == nodes
 
 
-def test_gangs_are_told_apart_by_their_topology_alone():
+def test_the_key_is_the_topology_alone():
     plugin = GangTopology()
     assert plugin.key(a_member()) == NO_OPINION
     keys = {plugin.key(a_member(gang=rules)) for rules in (MUST, WISH, GangRules(topology="zone"), GangRules())}
@@ -203,12 +203,12 @@ def test_gangs_are_told_apart_by_their_topology_alone():
     assert plugin.key(a_member(gang=MUST)) == plugin.key(a_member(cpu=3, gang=repaired))
 
 
-def test_a_plugin_that_is_disabled_has_no_say():
+def test_a_disabled_plugin_is_not_called():
     engine = an_engine(racked(TWO_RACKS), {"a": 1, "c": 1}, disabled=("gang_topology",))
     assert len(placed(engine, a_gang(engine, a_job_spec(count=8, gang=MUST)))["main"]) == 8
 
 
-def test_as_a_wish_beside_a_rule_about_backends_it_refuses_nothing():
+def test_a_preference_combined_with_a_backend_rule_refuses_nothing():
     nodes = [node for backend in ("east", "west")
              for node in racked({f"{backend}{rack}": f"{backend}-{rack}" for rack in range(6)}, 1, backend=backend)]  # fmt: skip
     engine = an_engine(nodes)
@@ -217,7 +217,7 @@ def test_as_a_wish_beside_a_rule_about_backends_it_refuses_nothing():
     assert {name.split("-")[0] for name in where["main"]} == {"east"}
 
 
-def test_a_wish_is_never_cut_off_by_the_number_of_ways_that_two_rules_have_together():
+def test_a_preference_is_never_cut_off_by_the_number_of_combined_layouts():
     """1500 racks of one node each, on two backends; no rack takes two members, one backend takes all."""
     nodes = [a_node(f"n{number:04}", 1, backend="ew"[number % 2], labels={"rack": f"r{number:04}"})
              for number in range(1500)]  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_wish_is_never_cut_off_by_the_number_of_ways_that_two_rules_have_toget
     assert len({engine.table.nodes[engine.table.row[name]].backend for name in where["main"]}) == 1
 
 
-def test_of_two_rules_the_one_that_has_no_way_at_all_is_told():
+def test_of_two_rules_the_one_without_any_layout_is_reported():
     engine = an_engine(racked(TWO_RACKS))
     everywhere = Distribution("colocated")
     said = placed(engine, a_gang(engine, a_job_spec(count=9, gang=MUST, distribution=everywhere)))

@@ -63,7 +63,7 @@ def test_which_node_is_taken(plugin, held, asked, taken):
 
 
 @pytest.mark.parametrize("name", ["gpu_packing", "gpu_clustering"])
-def test_jobs_without_gpus_are_no_business_of_those_who_look_at_gpus_alone(name):
+def test_gpu_only_policies_have_no_opinion_on_jobs_without_gpus(name):
     assert scores(find_plugin(name), a_member(cpu="1"), _table(a=2)) is None
 
 
@@ -90,7 +90,7 @@ def _fragment(shape: Shape, cpu: int, gpus: list[int]) -> int:
     return sum(left for left in free if left < each)
 
 
-def test_the_tables_say_what_the_definition_says():
+def test_the_tables_equal_the_definition():
     dice = np.random.default_rng(7)
     amounts = [0, 100, 250, 500, 810, 1000, 1000, 2000, 4000]
     for _ in range(200):
@@ -140,7 +140,7 @@ def test_a_gpu_that_a_typical_job_may_not_use_is_a_fragment_to_it():
     assert fragments.usable(fragments.kinds(nodes), nodes.free("cpu"), nodes.gpus()).tolist() == [1000, 4000]
 
 
-def test_which_gpu_is_shared_follows_the_fragments_and_the_engine_takes_that_one():
+def test_the_gpu_with_the_least_fragmentation_is_shared():
     # The tightest GPU (600 free) would be left with 200, of use to nobody; the other with 500.
     typical = {Shape(100, 400): 1, Shape(100, 500): 1, Shape(100, 1000): 1}
     profile = build_profile("default", scores={"fgd": 1}, arguments={"fgd": {"workload": typical}})
@@ -190,7 +190,7 @@ def test_the_typical_workload_can_be_written_down():
     [([{"ram": 1}], "has no 'ram'"), ([{"gpu": 1, "weight": 0}], "whole number"), ([{"gpu": "x"}], "x")],
     ids=["an unknown word", "no weight", "not an amount"],
 )
-def test_a_workload_that_cannot_be_read_is_refused_with_words(given, words):
+def test_an_invalid_workload_is_refused_with_a_reason(given, words):
     with pytest.raises(InvalidInput, match=words):
         build_profile("default", scores={"fgd": 1}, arguments={"fgd": {"typical": given}})
 

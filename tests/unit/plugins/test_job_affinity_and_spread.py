@@ -68,12 +68,12 @@ def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
         (needs(JobTerm("zone", ())), {}, ["b1", "b2", "x1"]),
     ],
 )
-def test_required_affinity_wants_a_job_that_meets_all_its_terms_in_the_same_place(wants, neighbour, expected):
+def test_required_affinity_needs_a_job_that_meets_all_its_terms_in_the_same_domain(wants, neighbour, expected):
     table = table_with(a1=web(**neighbour))
     assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=wants), table) == expected
 
 
-def test_the_first_of_its_kind_may_go_wherever_there_is_a_place():
+def test_the_first_member_of_a_self_selecting_group_may_use_any_domain():
     rules = needs(term("app=web"))
     assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), table_with()) == ["x1"]
     assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=rules), table_with()) == [
@@ -86,7 +86,7 @@ def test_the_first_of_its_kind_may_go_wherever_there_is_a_place():
     assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), table_with(b1=web())) == ["a1", "a2", "x1"]
 
 
-def test_anti_affinity_refuses_the_place_and_lets_nodes_without_one_pass():
+def test_anti_affinity_refuses_the_domain_and_allows_nodes_without_one():
     member = a_member(job_anti_affinity=needs(term("app=web")))
     assert refused(JobAffinityPlugin(), member, table_with(a1=web())) == {
         "JOB_ANTI_AFFINITY: job anti-affinity [app=web] by zone not met": ["a1", "a2"]
@@ -94,7 +94,7 @@ def test_anti_affinity_refuses_the_place_and_lets_nodes_without_one_pass():
     assert refused(JobAffinityPlugin(), member, table_with(x1=web())) == {}
 
 
-def test_anti_affinity_of_those_who_are_there_keeps_off_whom_it_means():
+def test_anti_affinity_of_placed_members_refuses_the_members_it_selects():
     guard = a_member(job_anti_affinity=needs(term("app=web")))
     table = table_with(a1=guard)
     assert refused(JobAffinityPlugin(), web(), table) == {
@@ -106,7 +106,7 @@ def test_anti_affinity_of_those_who_are_there_keeps_off_whom_it_means():
     assert refused(JobAffinityPlugin(), web(), table) == {}
 
 
-def test_regions_of_the_location_are_places_too():
+def test_regions_of_the_location_are_domains_too():
     nodes = [a_node(f"n{i}", location=Location(region=f"r{i}")) for i in (1, 2)]
     table = a_table(nodes)
     table.place(0, {}, web())
@@ -124,14 +124,14 @@ def test_regions_of_the_location_are_places_too():
         ({}, {"job_affinity": needs(term("app=new"))}, {"a1": 10_000, "b1": 0, "x1": 0}),
     ],
 )
-def test_wishes_pull_and_push_both_ways(incoming, resident, best):
+def test_preferences_attract_and_repel_in_both_directions(incoming, resident, best):
     table = table_with(a1=web(**resident))
     found = scores(JobAffinityPlugin(), a_member(labels={"app": "new"}, **incoming), table)
     assert found is not None
     assert {name: found[name] for name in best} == best
 
 
-def test_it_has_no_opinion_where_no_rule_is_about_the_member():
+def test_without_a_rule_about_the_member_there_is_no_opinion():
     assert scores(JobAffinityPlugin(), web(), table_with(a1=web())) is None
     assert (
         scores(JobAffinityPlugin(hard_weight=0), web(), table_with(a1=a_member(job_affinity=needs(term("app=web")))))
@@ -164,14 +164,14 @@ def spread(topology: str = "zone", match: str = "app=web", **more: Any) -> Sprea
         (spread("host"), ["a1"], ["a1"]),
     ],
 )
-def test_hard_spreading_keeps_the_skew(rule, there, expected):
+def test_hard_spread_keeps_the_skew(rule, there, expected):
     table = a_table(ZONES)
     for name in there:
         table.place(table.row[name], {}, web())
     assert refused_nodes(Spread(), web(spread=(rule,)), table) == expected
 
 
-def test_places_that_the_member_cannot_go_to_are_not_counted_unless_it_says_so():
+def test_domains_that_the_member_cannot_use_are_not_counted_unless_configured():
     nodes = [a_node("a", labels={"zone": "a"}), a_node("b", labels={"zone": "b"}, taints=(Taint("gpu"),))]
     table = a_table(nodes)
     table.place(0, {}, web())
@@ -182,7 +182,7 @@ def test_places_that_the_member_cannot_go_to_are_not_counted_unless_it_says_so()
     assert refused_nodes(Spread(), web(spread=(spread(honour_taints=True),)), table) == []
 
 
-def test_soft_spreading_prefers_the_emptier_place():
+def test_soft_spread_prefers_the_emptier_domain():
     table = table_with(a1=web(), b1=a_member())
     found = scores(Spread(), web(spread=(spread(hard=False),)), table)
     assert found == {"a1": 0, "a2": 0, "b1": 10_000, "b2": 10_000, "x1": 0}
@@ -232,7 +232,7 @@ def test_soft_taints_make_a_node_the_worse_choice():
 # ------------------------------------------------------------------------------------------ in the engine
 
 
-def test_a_kept_ranking_follows_the_company_that_comes_and_goes():
+def test_a_cached_ranking_follows_placements_and_releases():
     profile = build_profile("default")
     table = a_table([a_node(f"n{i}", labels={"zone": f"z{i}"}) for i in range(3)])
     engine = Engine(table, {"default": profile})
@@ -257,7 +257,7 @@ def test_a_kept_ranking_follows_the_company_that_comes_and_goes():
     assert place(8, labels={"app": "web"})[0].row == placed[1][0].row
 
 
-def test_being_placed_wakes_only_those_who_wait_for_company():
+def test_a_placement_requeues_only_gangs_refused_by_job_affinity():
     profile = build_profile("default")
     engine = Engine(a_table(ZONES), {"default": profile})
     gang = gang_of(1, a_job_spec(cpu="64"), 0)

@@ -40,7 +40,7 @@ def test_a_cordon_is_for_all_unless_it_has_a_taint_that_can_be_tolerated():
     assert Health(cordon_taint="cordon").key(tolerant) != Health(cordon_taint="cordon").key(a_member())
 
 
-def test_the_operator_may_demand_and_prefer_nodes_for_all():
+def test_the_operator_may_add_required_and_preferred_affinity():
     table = a_table([Node("n1", "test", labels={"zone": "a"}), Node("n2", "test", labels={"zone": "b"})])
     demand = NodeAffinity(Affinity((ZONE_A,)))
     assert refused(demand, a_member(), table) == {
@@ -72,7 +72,7 @@ def test_members_that_are_leaving_do_not_count_for_spread():
     assert list(refused(Spread(), _spreading(_rule("host")), table).values()) == [["n1"]]
 
 
-def test_a_wish_that_can_do_without_its_key_leaves_nodes_in_the_others():
+def test_a_keyless_preference_keeps_nodes_in_the_other_rules():
     table = Table([Node("n1", "test"), Node("n2", "test")])
     table.settle()
     table.place(0, {}, _spreading())
@@ -82,7 +82,7 @@ def test_a_wish_that_can_do_without_its_key_leaves_nodes_in_the_others():
     assert scores(Spread(), lenient, table) == {"n1": 0, "n2": 10_000}
 
 
-def test_gangs_that_take_nobodys_place_do_not_wait_with_those_that_do():
+def test_non_preempting_gangs_are_grouped_apart():
     profile = Profile("p", Priority())
     calm, eager = (gang_of(id, a_job_spec("j", preempts=preempts), 0) for id, preempts in ((1, False), (2, True)))
     for gang in (calm, eager):

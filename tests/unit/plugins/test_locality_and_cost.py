@@ -46,7 +46,7 @@ def test_no_inputs_no_opinion():
     assert scores(DataLocality(), a_member(), a_table(PLACES)) is None
 
 
-def test_a_zone_or_region_can_be_said_to_hold_data_that_is_on_none_of_its_nodes():
+def test_a_zone_or_region_can_hold_data_that_is_on_none_of_its_nodes():
     plugin = find_plugin("data_locality", {"zones": {"eu-2": ["lake"]}, "regions": {"us": ["lake"]}})
     found = scores(plugin, a_member(inputs=("lake",)), a_table(PLACES))
     assert found == {"holder": 0, "neighbour": 0, "same-region": 6_000, "namesake": 3_000, "nowhere": 0}

@@ -32,7 +32,7 @@ def test_without_pools_it_has_nothing_to_say_and_its_stamp_stays():
     assert not Pools().filter(member, table.view(), None)
 
 
-def test_two_lines_of_the_same_machines_are_not_promised_twice_and_free_again_together():
+def test_two_queues_of_the_same_machines_are_allocated_once():
     harness = Harness(_line("main", 8), _line("high", 8))
     for job in range(1, 5):
         harness.submit(job, cpu="4")

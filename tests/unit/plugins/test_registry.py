@@ -103,7 +103,7 @@ def test_scores_replace_all_weights():
     assert {w.plugin.name: w.weight for w in profile.scores} == {"bin_packing": 3}
 
 
-def test_a_disabled_filter_is_gone():
+def test_a_disabled_filter_is_removed():
     usual, without = build_profile("default"), build_profile("default", disabled=("fit",))
     assert [p.name for p in without.filters] == [p.name for p in usual.filters if p.name != "fit"]
     assert "fit" in {p.name for p in usual.filters}
@@ -125,7 +125,7 @@ def test_a_disabled_filter_is_gone():
         pytest.param({"worker_selection": "best"}, "there is no plugin 'best'", id="an unknown strategy"),
     ],
 )
-def test_a_wrong_profile_is_refused_with_words(module, wanted, words):
+def test_an_invalid_profile_is_refused_with_a_reason(module, wanted, words):
     with pytest.raises(InvalidInput, match=words):
         build_profile("default", **wanted)
 

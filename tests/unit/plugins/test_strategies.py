@@ -101,7 +101,7 @@ def test_round_robin_takes_the_nodes_in_turn_in_order_of_name():
     assert _nodes_of(controller, jobs=7) == ["n1", "n2", "n3", "n1", "n2", "n3", "n1"]
 
 
-def test_round_robin_keeps_its_turn_when_someone_only_asks():
+def test_a_trial_does_not_advance_round_robin():
     controller = _controller("round_robin", nodes=3, cpu=9)
     assert _nodes_of(controller, jobs=1) == ["n1"]
     asked = a_job(99, cpu="1", profile="default").spec
@@ -150,14 +150,14 @@ def test_distance_is_in_whole_kilometres():
     assert distance_km(berlin, Location()) is None
 
 
-def test_locality_prefers_the_near_node_and_says_nothing_without_a_wish():
+def test_locality_prefers_the_near_node_and_has_no_opinion_without_a_location():
     table = a_table([a_node("far", location=Location("us")), a_node("near", location=Location("eu", "eu-1"))])
     wish = a_member(near=Location("eu", "eu-1"))
     assert scores(LocalityAware(), wish, table) == {"far": 0, "near": 6_000}
     assert scores(Proximity(), a_member(), table) is None
 
 
-def test_strategies_count_cpu_and_memory_when_nothing_is_asked_for():
+def test_strategies_consider_cpu_and_memory_without_a_request():
     table = a_table(TEN, BUSY)
     for strategy in (Resource, MostFree, ResourceBalance, BinPacking):
         found = scores(strategy(), a_member(cpu=0, memory=0), table)

@@ -95,18 +95,18 @@ def test_the_first_order_goes_before_the_second() -> None:
     assert order_of('secondary = "shortest"\n', jobs) == [2, 1, 4, 3]
 
 
-def test_a_queue_of_ones_own_can_be_the_first_order() -> None:
+def test_a_custom_queue_can_have_a_tie_breaker() -> None:
     queue = 'queue = "unit.plugins.test_tie_breakers:Odd"\n'
     assert order_of(queue) == [1, 3, 2, 4]
     assert order_of(queue + 'secondary = "shortest"\n') == [3, 1, 2, 4]
 
 
-def test_a_second_order_of_ones_own_takes_arguments() -> None:
+def test_a_custom_tie_breaker_takes_arguments() -> None:
     name = "unit.plugins.test_tie_breakers:LastName"
     assert order_of(f'secondary = "{name}"\noptions = {{"{name}" = {{sign = 1}}}}\n') == [1, 2, 3, 4]
 
 
-def test_the_place_in_line_counts_the_second_order_and_says_so() -> None:
+def test_the_queue_position_includes_the_tie_breaker() -> None:
     harness = Configured('[scheduling.profiles.default]\nsecondary = "shortest"\n', *some_nodes(1))
     harness.submit(9, cpu=1)
     for id, fields in JOBS.items():

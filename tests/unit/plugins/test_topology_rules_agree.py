@@ -171,7 +171,7 @@ def test_the_same_nodes_are_refused(number, code, rule):
         assert _refused(plugin, member, story.table, (code,)) == expected
 
 
-def test_company_scores_the_same():
+def test_job_affinity_scores_the_same():
     plugin = JobAffinityPlugin(hard_weight=3)
     for story, member in _stories(6):
         runner = Runner()
@@ -213,7 +213,7 @@ def test_an_equal_stamp_means_an_equal_answer(plugin):
         assert seen.setdefault(key, (story.table, answer))[1] == answer
 
 
-def test_a_kept_ranking_is_the_one_that_would_be_made_anew():
+def test_a_cached_ranking_equals_a_fresh_one():
     profile, kept = build_profile("default"), {}
     for story, member in _stories(9):
         table = story.table

@@ -72,7 +72,7 @@ def test_a_volume_is_reached_where_all_its_terms_hold():
     }
 
 
-def test_members_without_volumes_are_none_of_its_business():
+def test_members_without_volumes_get_no_opinion():
     table = _table(0)
     assert not refused(Volumes(), a_member(), table)
     assert Volumes().stamp(a_member(), table) == 0
@@ -110,7 +110,7 @@ def test_two_claims_of_one_member_need_two_volumes():
     assert refused(Volumes(), _claims(("x", here), ("y", here)), table) == {NONE_LEFT: ["n1"]}
 
 
-def test_an_order_is_found_in_which_each_claim_has_one():
+def test_a_matching_is_found_in_which_each_claim_has_a_volume():
     table, plugin = _table(-1), Volumes()
     member = _claims(("x", {"a": "n1", "b": "n1"}), ("y", {"a": "n1"}))
     assert not refused(plugin, member, table)
@@ -120,7 +120,7 @@ def test_an_order_is_found_in_which_each_claim_has_one():
     assert refused(Volumes(), short, table) == {NONE_LEFT: ["n1"]}
 
 
-def test_where_one_can_be_made_no_free_one_is_needed():
+def test_where_a_volume_can_be_created_no_free_one_is_needed():
     table = _table(-1, -1)
     near = (VolumeReach("could_be", _on("n2")),)
     member = _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=near)
@@ -128,7 +128,7 @@ def test_where_one_can_be_made_no_free_one_is_needed():
     assert not refused(Volumes(), _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=()), table)
 
 
-def test_a_volume_that_another_claim_is_to_have_is_not_free_until_it_is_given_back():
+def test_a_volume_assumed_for_another_claim_is_not_free_until_released():
     table, plugin = _table(-1, -1), Volumes()
     here = {"a": "n1", "b": "n2"}
     first, second = _claims(("x", here)), _claims(("y", here))

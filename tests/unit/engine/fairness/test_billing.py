@@ -35,7 +35,7 @@ def test_a_bill_shows_every_term_and_what_has_no_rate_costs_nothing():
 
 
 @pytest.mark.parametrize("text", ["-1", "1.0000001", "much", "nan", "inf", "1/parsec", "1/0", ""])
-def test_a_rate_that_makes_no_sense_is_refused(text):
+def test_an_invalid_rate_is_refused(text):
     with pytest.raises(InvalidInput):
         parse_rates({"memory": text})
 
@@ -55,7 +55,7 @@ def test_money_is_the_price_of_an_hour_times_the_hours():
     assert hours("gpu", used["gpu"]) == 4.0
 
 
-def test_a_budget_says_how_each_of_its_bounds_stands():
+def test_a_budget_reports_the_usage_of_each_limit():
     budget = Budget(0, {"gpu": 5000}, 10 * MICRO, parse_rates({"gpu": "2.50"}))
     by_name = {bound.name: bound for bound in spent(budget, {"gpu": 4000 * HOUR_MS})}
     assert (by_name["gpu"].left, by_name["gpu"].exhausted) == (1000 * HOUR_MS, False)

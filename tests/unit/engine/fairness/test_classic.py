@@ -54,7 +54,7 @@ def test_the_rows_alone_give_the_same_factors_again():
             assert row.factor == 2 ** (-effective / promised)
 
 
-def test_a_user_marked_parent_stands_as_its_account_stands():
+def test_a_user_marked_parent_has_the_factor_of_its_account():
     tree = build_tree([(("o", "p"), 1), (("o", "p", "ann"), PARENT), (("o", "p", "bob"), 1), (("o", "q"), 1)])
     rows = {row.path[-1]: row for row in classic(tree, {("o", "p", "ann"): 30, ("o", "q"): 70})}
     assert rows["ann"].factor == rows["p"].factor

@@ -62,7 +62,7 @@ def test_weights_make_a_tenant_count_less_and_a_resource_count_more():
     assert progressive_filling({"a": {"cpu": 1}, "b": {"cpu": 1}}, {"cpu": 9}, weights={"b": 2}) == {"a": 3, "b": 6}
 
 
-def test_a_resource_of_which_there_is_none_counts_nothing():
+def test_a_resource_without_capacity_does_not_count():
     assert dominant_share({"gpu": 5}, {"cpu": 10}).share == 0
     assert dominant_share({}, {"cpu": 10}).resource == ""
 

@@ -67,7 +67,7 @@ def test_the_rows_alone_give_level_and_factor_again(rows):
             assert row.level_fs == row.normalised_shares / row.normalised_usage
 
 
-def test_an_account_stands_where_its_best_user_stands(rows):
+def test_an_account_has_the_rank_of_its_best_user(rows):
     assert rows["aG"].rank == rows["aGA"].rank == rows["uG1"].rank
     assert rows["aA"].rank == rows["uAA1"].rank
 
@@ -86,7 +86,7 @@ def test_the_users_of_equal_accounts_are_ranked_together():
     }  # fmt: skip
 
 
-def test_all_users_of_an_account_that_is_owed_more_come_before_all_of_its_sibling():
+def test_all_users_of_an_account_with_a_higher_level_fs_rank_before_its_sibling():
     tree = build_tree([(("a", "hog"), 1), (("a", "idle"), 9), (("b", "x"), 1)])
     ranks = {row.path[-1]: row.rank for row in fair_tree(tree, {("a", "hog"): 40, ("b", "x"): 60})}
     assert ranks["hog"] > ranks["x"]

@@ -95,7 +95,7 @@ def test_a_resource_that_the_quota_does_not_name_is_not_limited_by_it_nor_does_i
     assert may_use("ml", cohort, {"web": {"gpu": 2000}}) == {"gpu": 2000}
 
 
-def test_an_owner_takes_back_from_the_largest_borrower_first():
+def test_lent_quota_is_reclaimed_from_the_largest_borrower_first():
     cohort = {name: quota_of({"cpu": 10}) for name in ("owner", "small", "big")} | {
         "big2": quota_of({"cpu": 10}, weight=2)
     }
@@ -105,7 +105,7 @@ def test_an_owner_takes_back_from_the_largest_borrower_first():
     ]  # fmt: skip
 
 
-def test_only_ones_own_can_be_taken_back():
+def test_only_the_nominal_quota_can_be_reclaimed():
     cohort = {"owner": quota_of({"cpu": 2}), "other": quota_of({"cpu": 2})}
     assert reclaim_from("owner", {"cpu": 2000}, cohort, {}) == [], "nothing is short"
     assert reclaim_from("owner", {"cpu": 3000}, cohort, {"other": {"cpu": 4000}}) is None
@@ -139,7 +139,7 @@ cohorts = st.lists(quotas, min_size=1, max_size=4).map(lambda found: dict(zip("a
 
 
 @given(cohorts, st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-12, 12)), max_size=30))
-def test_a_cohort_never_uses_more_than_it_has_and_an_owner_always_gets_its_own_back(cohort, wishes):
+def test_a_cohort_never_exceeds_its_quota_and_an_owner_can_always_reclaim(cohort, wishes):
     used = {name: {"cpu": 0} for name in cohort}
     for name, change in wishes:
         if name not in cohort:
@@ -162,7 +162,7 @@ def test_a_cohort_never_uses_more_than_it_has_and_an_owner_always_gets_its_own_b
 
 
 @given(cohorts, st.lists(st.integers(0, 30), min_size=4, max_size=4), st.integers(0, 12))
-def test_an_owner_gets_its_own_back_even_when_quotas_were_cut_below_what_is_in_use(cohort, held, wish):
+def test_an_owner_can_reclaim_even_when_quotas_were_lowered_below_usage(cohort, held, wish):
     used = {name: {"cpu": amount} for name, amount in zip(cohort, held, strict=False)}
     back = reclaim_from("a", {"cpu": wish}, cohort, used)
     for reclaim in back or ():

@@ -38,7 +38,7 @@ def test_an_ancestor_that_no_row_names_has_one_share():
         pytest.param([(("a",) * 33, 1)], "33 levels", id="too deep"),
     ],
 )
-def test_a_tree_that_makes_no_sense_is_refused(rows, says):
+def test_an_invalid_tree_is_refused(rows, says):
     with pytest.raises(InvalidInput, match=says):
         build_tree(rows)
 
@@ -52,7 +52,7 @@ def test_the_children_of_an_account_that_dissolves_compete_with_its_siblings():
     assert level_shares(project) == 7
 
 
-def test_what_an_unknown_user_used_counts_for_its_project():
+def test_usage_of_an_unknown_user_counts_for_its_project():
     tree = build_tree([(("p", "ann"), 1), (("q",), 1)])
     totals = total_usage(tree, {("p", "ann"): 1, ("p", "stranger"): 10, ("elsewhere",): 100})
     assert totals == {(): 111, ("p",): 11, ("p", "ann"): 1, ("q",): 0}

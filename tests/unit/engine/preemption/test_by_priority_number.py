@@ -50,14 +50,14 @@ class Rows:
         return None if found is None else sorted(victim.id for victim in found.victims)
 
 
-def test_the_rank_of_a_tenant_is_its_number():
+def test_the_rank_of_a_victim_candidate_is_its_priority_number():
     rows = Rows(-5, 0, 2_000_001_000)
     assert [rows.victim_index.of_job[id][0].rank for id in range(3)] == [-5, 0, 2_000_001_000]
     assert rows.victim_index.ranks_below(2_000_001_000) == [-5, 0]
 
 
 @pytest.mark.parametrize("step", [1, 1_000_003], ids=["close to each other", "far from each other"])
-def test_of_two_thousand_different_numbers_the_lowest_goes(step):
+def test_of_two_thousand_priority_numbers_the_lowest_is_preempted(step):
     numbers = [((i * 7919) % 2000 - 1000) * step for i in range(2000)]
     rows = Rows(*numbers)
     assert rows.victim_index.many
@@ -72,7 +72,7 @@ def test_of_two_thousand_different_numbers_the_lowest_goes(step):
     assert rows.victims(0, count=3) == sorted(order[4:7])
 
 
-def test_numbers_that_become_many_and_few_again_change_no_answer():
+def test_the_number_of_distinct_priorities_changes_no_answer():
     rows = Rows(*range(60))
     assert rows.victims(100) == [0]
     for id in range(50):
@@ -94,7 +94,7 @@ def test_numbers_that_become_many_and_few_again_change_no_answer():
     assert rows.victims(1000, count=2) == [80, 81]
 
 
-def test_nothing_is_kept_of_numbers_that_nobody_has_any_more():
+def test_columns_of_unused_priority_numbers_are_dropped():
     rows = Rows(0)
     for priority in range(1, 500):
         rows.send_away(0)
@@ -104,21 +104,21 @@ def test_nothing_is_kept_of_numbers_that_nobody_has_any_more():
     assert len(rows.victim_index._ranks) == 1
 
 
-def test_numbers_above_the_same_tenants_share_what_is_known():
+def test_preemptors_above_the_same_victims_share_cached_candidates():
     rows = Rows(0, 10)
     for priority in range(11, 400):
         assert rows.victims(priority) == [0]
     assert len(rows.preemptions._candidates._kept) == 1
 
 
-def test_who_has_nobody_below_does_not_look_at_all(monkeypatch):
+def test_a_gang_without_lower_priority_victims_is_not_searched(monkeypatch):
     rows = Rows(0, 0)
     monkeypatch.setattr(rows.preemptions._candidates, "of", lambda *args: pytest.fail("it looked"))
     assert rows.victims(0) is None
     assert rows.victims(-3) is None
 
 
-def test_it_is_too_soon_while_the_only_lower_one_is_protected():
+def test_a_later_search_may_succeed_while_the_only_victim_is_protected():
     rows = Rows(5)
     rows.send_away(0)
     rows.put(0, 0, protected_until_ms=NOW_MS + 5000)
@@ -128,7 +128,7 @@ def test_it_is_too_soon_while_the_only_lower_one_is_protected():
     assert not rows.preemptions.retry_later
 
 
-def test_it_is_too_soon_also_among_many():
+def test_a_later_search_may_succeed_also_with_many_priority_numbers():
     rows = Rows(*range(100, 300))
     rows.send_away(0)
     rows.put(0, 0, protected_until_ms=NOW_MS + 5000)

@@ -58,7 +58,7 @@ class Rows:
         )
 
 
-def test_a_search_that_went_on_for_long_answers_as_one_that_has_just_begun():
+def test_a_warm_search_answers_like_a_fresh_one():
     rows = Rows(400)
     for number in range(300):
         gang = rows.gang(10_000 + number, cpu="2", memory="0", priority="high")
@@ -75,7 +75,7 @@ def test_a_search_that_went_on_for_long_answers_as_one_that_has_just_begun():
         assert placed[0].node.name == found.placements[0].node.name
 
 
-def test_the_one_node_that_can_make_room_is_found_among_many_that_can_not():
+def test_the_only_node_where_preemption_helps_is_found_among_many():
     rows = Rows(300)
     for id in range(1, 600):
         rows.protect(id, FOREVER)
@@ -85,7 +85,7 @@ def test_the_one_node_that_can_make_room_is_found_among_many_that_can_not():
     assert not rows.preemptions.retry_later
 
 
-def test_it_is_too_soon_only_where_a_protection_runs_out_that_stands_in_the_way():
+def test_a_later_search_is_suggested_only_if_an_expiring_protection_blocks():
     rows = Rows(3)
     for id in range(1, 7):
         rows.protect(id, FOREVER if id > 2 else NOW_MS + 5000)
@@ -100,14 +100,14 @@ def test_it_is_too_soon_only_where_a_protection_runs_out_that_stands_in_the_way(
     assert [victim.id for victim in later.victims] == [1, 2]
 
 
-def test_no_node_is_emptied_that_is_shut_to_the_member_for_good():
+def test_no_victims_are_taken_on_a_node_that_can_never_run_the_member():
     rows = Rows(2, taints=(Taint("dedicated"),))
     assert rows.preemptions.find(rows.gang(9, cpu="1", priority="high"), VIEW) is None
     welcome = rows.gang(10, cpu="1", priority="high", tolerations=(Toleration("dedicated", "Exists"),))
     assert rows.preemptions.find(welcome, VIEW) is not None
 
 
-def test_nodes_that_come_and_go_between_two_searches_are_known_to_the_next():
+def test_nodes_that_join_and_leave_between_searches_are_seen_by_the_next():
     rows = Rows(3)
     gang = rows.gang(1000, cpu="2", memory="0", priority="high")
     assert rows.preemptions.find(gang, VIEW) is not None
@@ -119,7 +119,7 @@ def test_nodes_that_come_and_go_between_two_searches_are_known_to_the_next():
     assert [victim.nodes for victim in found.victims] == [("n0002",), ("n0002",)]
 
 
-def test_the_table_is_as_before_whatever_was_tried():
+def test_the_table_is_unchanged_after_every_search():
     rows = Rows(3)
     before = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.holds]
     for count, cpu in ((1, "2"), (3, "2"), (4, "2"), (1, "3")):
