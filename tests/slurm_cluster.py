@@ -1,7 +1,7 @@
-"""For tests: a real Slurm on this machine, with nothing outside of one directory and the loopback: munged, slurmctld, four
-slurmd that claim more cores than there are, and slurmrestd twice (unix socket as the caller, TCP with tokens).
+"""A real Slurm on this machine for tests, within one directory and the loopback: munged, slurmctld, four slurmd with more cores
+than the machine has, and slurmrestd twice (unix socket as the caller, TCP with tokens).
 
-It proves nothing about networks, shared file systems, other accounts, or real GPUs (those here are copies of /dev/null).
+It proves nothing about networks, shared file systems, other accounts, or real GPUs (these are copies of /dev/null).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SlurmCluster:
         return done.stdout
 
     def slurm(self, *words: str) -> str:
-        """One of Slurm's own commands, and what it said."""
+        """The output of a command of Slurm."""
         return self._call(*words)
 
     def wait_until_idle(self, nodes: int = len(NODES)) -> None:
@@ -129,16 +129,16 @@ class SlurmCluster:
         return int((self.home / f"run/{name}.pid").read_text())
 
     def kill(self, name: str) -> None:
-        """-9, and gone when this returns."""
+        """Kill with -9 and wait until it has exited."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
-        self.wait(lambda: _is_gone(pid), f"end of {name}")
+        self.wait(lambda: _has_exited(pid), f"end of {name}")
 
     def stop_ctld(self) -> None:
-        """SIGTERM: it writes its whole state, and is gone when this returns."""
+        """SIGTERM, after which it saves its state; returns when it has exited."""
         pid = self.pid("slurmctld")
         os.kill(pid, signal.SIGTERM)
-        self.wait(lambda: _is_gone(pid), "end of slurmctld")
+        self.wait(lambda: _has_exited(pid), "end of slurmctld")
 
     def wait_for_ctld(self) -> None:
         self.wait(lambda: "UP" in self._quietly("scontrol", "ping"), "slurmctld")
@@ -152,7 +152,7 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def hung(self, name: str) -> Iterator[None]:
-        """It does nothing; the kernel goes on taking connections and bytes for it."""
+        """The daemon is stopped; the kernel still accepts connections and data for it."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -168,7 +168,7 @@ class SlurmCluster:
         return " / ".join(log.read_text().splitlines()[-4:]) if log.exists() else ""
 
     def clear(self) -> None:
-        """No jobs are left: they outlive the daemons."""
+        """Cancel all jobs, which would survive the daemons."""
         self._quietly("scancel", "--user=root")
         self.wait(lambda: not self._quietly("squeue", "-h", "-o", "%i").strip(), "end of all jobs")
 
@@ -182,7 +182,7 @@ class SlurmCluster:
                 pids.append(self.pid(name))
                 os.kill(pids[-1], signal.SIGTERM)
         deadline = time.monotonic() + 15
-        while not all(map(_is_gone, pids)):
+        while not all(map(_has_exited, pids)):
             if time.monotonic() > deadline:
                 for pid in pids:
                     with contextlib.suppress(OSError):
@@ -240,7 +240,7 @@ class SlurmCluster:
         return "\n".join((*lines, *PARTITIONS, *self._settings, ""))
 
 
-def _is_gone(pid: int) -> bool:
+def _has_exited(pid: int) -> bool:
     try:
         os.waitpid(pid, os.WNOHANG)
     except OSError:
@@ -252,7 +252,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def missing() -> str:
-    """What keeps a Slurm from being started here, "" if nothing does."""
+    """Why Slurm cannot be started here, "" if it can."""
     if os.getuid() != 0:
         return "only root can start a Slurm of its own"
     absent = [name for name in NEEDED if shutil.which(name) is None]
@@ -274,7 +274,7 @@ def running(*settings: str) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
-    """For the whole session; stopped at its end."""
+    """One for the whole session."""
     if problem := missing():
         if os.environ.get("CI"):
             pytest.fail(problem)

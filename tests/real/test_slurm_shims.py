@@ -1,7 +1,4 @@
-"""Slurm's commands for Hodei as users call them: on PATH, against a real server whose jobs are real processes here.
-
-What a real Slurm does with the same scripts is in `slurm/test_shims.py`.
-"""
+"""The Slurm shims on PATH, with a real server and real local processes. `slurm/test_shims.py` compares with a real Slurm."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ Call = Callable[..., Said]
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory):
-    place = Installation(tmp_path_factory.mktemp("house") / "home")
+    place = Installation(tmp_path_factory.mktemp("installation") / "home")
     place.configure("".join(f'[[nodes]]\nname = "{name}"\ncpu = "16"\nmemory = "16Gi"\n' for name in ("n1", "n2")))
     try:
         yield place.up()
@@ -33,12 +30,11 @@ def up(tmp_path_factory: pytest.TempPathFactory):
         place.close()
 
 
-# Not sinfo, so that one of those that ask is seen as a process.
-QUESTIONS = ("squeue", "sacct", "scontrol", "scancel")
+# Called in this process, because each process takes half a second to start. Not sinfo, so that one query is a process.
+IN_PROCESS = ("squeue", "sacct", "scontrol", "scancel")
 
 
 def within(name: str, *words: str) -> Said:
-    """The same command without a process of its own: there are many, and each would take half a second to begin."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
         main([name, *words])
@@ -47,7 +43,7 @@ def within(name: str, *words: str) -> Said:
 
 @pytest.fixture
 def call(up: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """`call("sbatch", "--wrap", "true")`: in a directory of its own, with the shims first on PATH."""
+    """`call("sbatch", "--wrap", "true")`: in a separate directory, with the shims first on PATH."""
     for variable in [name for name in os.environ if name.startswith("HODEI_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HODEI_HOME", str(up.home))
@@ -57,7 +53,7 @@ def call(up: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     work.mkdir()
 
     def said(name: str, *words: str, env: dict[str, str] | None = None, input: str = "") -> Said:
-        if name in QUESTIONS:
+        if name in IN_PROCESS:
             return within(name, *words)
         done = subprocess.run(
             [bin / name, *words], cwd=work, capture_output=True, text=True, timeout=60, check=False, input=input,
@@ -76,7 +72,7 @@ def submitted(said: Said) -> int:
     return int(found[1])
 
 
-def test_a_job_runs_in_the_directory_and_with_the_variables_of_who_submits(up, call):
+def test_a_job_runs_in_the_directory_and_with_the_variables_of_the_caller(up, call):
     script = call.work / "job.sh"
     script.write_text(
         '#!/bin/bash\n#SBATCH -J "My Job" -t 5\necho "$MINE $1 $2 $SLURM_JOB_NAME"; pwd; echo "$SLURM_SUBMIT_DIR"\n'
@@ -86,7 +82,7 @@ def test_a_job_runs_in_the_directory_and_with_the_variables_of_who_submits(up, c
     assert (call.work / f"slurm-{id}.out").read_text() == f"yes a b c My Job\n{call.work}\n{call.work}\n"
 
 
-def test_array_lists_give_their_indices_and_files(up, call):
+def test_array_elements_have_their_indices_and_files(up, call):
     show = 'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX"'
     said = call("sbatch", "--parsable", "-W", "-a", "5-12:3,20%2", "-o", "out-%A_%3a", "--wrap", show)
     id = int(said.out)
@@ -118,7 +114,7 @@ def test_a_dependency_on_an_array_waits_for_all_of_it(up, call):
         (["--wrap", "true", "job.sh"], 1, "not permitted"),
     ],
 )
-def test_a_refused_submit_has_the_exit_code_of_slurm(call, words, code, says):
+def test_invalid_submissions_are_refused_with_the_exit_code_of_slurm(call, words, code, says):
     (call.work / "plain.sh").write_text("echo hi\n")
     (call.work / "het.sh").write_text("#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\ntrue\n")
     said = call("sbatch", *words)
@@ -138,7 +134,7 @@ def test_sbatch_can_wait_test_and_be_quiet(call):
     assert "--mail-type END was left out" in noted.err
 
 
-def test_squeue_shows_what_waits_and_runs_in_slurms_columns(up, call):
+def test_squeue_shows_pending_and_running_jobs_in_slurms_columns(up, call):
     go = call.work / "go"
     wait = f"until [ -e {go} ]; do sleep 0.05; done"
     id = submitted(call("sbatch", "-J", "sleepy", "-t", "1:30", "-c", "2", "--mem=300", "--wrap", wait))
@@ -191,7 +187,7 @@ def test_squeue_shows_what_waits_and_runs_in_slurms_columns(up, call):
     up.until_state(id, "succeeded")
 
 
-def test_sacct_tells_how_jobs_ended(up, call):
+def test_sacct_shows_how_jobs_ended(up, call):
     bad = call("sbatch", "--parsable", "-W", "-J", "a-very-long-name", "--wrap", "exit 3").out.strip()
     killed = call("sbatch", "--parsable", "-W", "--wrap", "kill -9 $$").out.strip()
     late = call("sbatch", "--parsable", "-W", "-t", "0:01", "--wrap", "sleep 60").out.strip()
@@ -230,7 +226,7 @@ def test_srun_is_a_job_outside_of_jobs_and_tasks_within_one(up, call):
     assert "More processors requested than permitted" in (call.work / "err").read_text()
 
 
-def test_tasks_of_several_nodes_lie_on_that_many_nodes(up, call):
+def test_a_job_of_several_nodes_runs_on_that_many_nodes(up, call):
     show = "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES $SLURM_JOB_NODELIST $HODEI_NODE"
     body = f"srun sh -c '{show}'; srun -N1 -n1 echo once; scontrol show hostnames | tr '\\n' ' ' >names-$SLURM_NODEID"
     said = call("sbatch", "-W", "-N", "2", "--ntasks-per-node=2", "--mem=100M", "-o", "out", "--wrap", body)
@@ -246,7 +242,7 @@ def test_tasks_of_several_nodes_lie_on_that_many_nodes(up, call):
     assert {(call.work / f"names-{node}").read_text() for node in (0, 1)} == {f"{places[0]} {places[2]} "}
 
 
-def test_more_nodes_than_there_are_do_not_become_fewer(up, call):
+def test_a_job_of_more_nodes_than_exist_stays_pending(up, call):
     refused = call("sbatch", "--test-only", "-N", "3", "--wrap", "true")
     assert "would start" not in refused.err
     id = submitted_or_refused(call("sbatch", "-N", "3", "--wrap", "true"))
@@ -260,7 +256,7 @@ def submitted_or_refused(said: Said) -> int:
     return submitted(said) if said.code == 0 else 0
 
 
-def test_srun_gives_a_job_its_standard_input_or_says_that_it_cannot(call):
+def test_srun_passes_standard_input_to_a_job_or_refuses(call):
     assert call("srun", "cat", input="hello\n")[:2] == (0, "hello\n")
     assert call("srun", "-n", "2", "cat", input="hello\n")[:2] == (0, "hello\nhello\n")
     large = "x" * 60_000 + "\n"

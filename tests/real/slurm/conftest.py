@@ -1,4 +1,4 @@
-"""A Slurm of the faults' own: what is broken here is broken for nobody else."""
+"""A separate Slurm for tests that break it."""
 
 from __future__ import annotations
 

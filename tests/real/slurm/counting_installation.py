@@ -26,11 +26,11 @@ from unit.runtime.harness import a_service
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 DEADLINE_S = 180.0 if ROUNDS == 1 else 900.0
 # Time windows for quick rounds; the real ones are an order of magnitude longer.
-QUICK = {"window_s": 2.0, "look_s": 0.2, "command_s": 1.5, "lock_s": 3.0}
+QUICK = {"window_s": 2.0, "poll_s": 0.2, "command_s": 1.5, "lock_s": 3.0}
 
 
-def _shorten(window_s: float, look_s: float, command_s: float, lock_s: float) -> None:
-    submission.CONFIRM_WINDOW_S, submission.CONFIRM_EVERY_S, backend.LOCK_TIMEOUT_S = window_s, look_s, lock_s
+def _shorten(window_s: float, poll_s: float, command_s: float, lock_s: float) -> None:
+    submission.CONFIRM_WINDOW_S, submission.CONFIRM_EVERY_S, backend.LOCK_TIMEOUT_S = window_s, poll_s, lock_s
     for module in (slurm, pbs):
         module.SUBMIT_TIMEOUT_S = module.QUERY_TIMEOUT_S = command_s  # type: ignore[attr-defined]
     slurm_rest.TIMEOUT_S = command_s
@@ -85,9 +85,9 @@ class CountingInstallation:
                 stderr=log,
                 text=True,
             )
-        assert self._heard() == "started", self.log()
+        assert self._read_line() == "started", self.log()
 
-    def _heard(self) -> str:
+    def _read_line(self) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
@@ -97,7 +97,7 @@ class CountingInstallation:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
-        assert self._heard() == "yes", self.log()
+        assert self._read_line() == "yes", self.log()
 
     def ready(self) -> None:
         """Returns when jobs can start."""
@@ -121,8 +121,8 @@ class CountingInstallation:
             assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s: {self.log()}"
             time.sleep(0.05)
 
-    def journal_says(self, count: int) -> bool:
-        """So many runs of the last submission are on their way, or were."""
+    def journal_has(self, count: int) -> bool:
+        """Whether the journal has `count` runs of the last submission."""
         path = self.home / "backends/hpc/journal"
         lines = path.read_bytes().splitlines() if path.exists() else []
         jobs = {int(json.loads(line)["run"].partition(".")[0]) for line in lines}
@@ -135,23 +135,23 @@ class CountingInstallation:
         return Counter({s: n for s, n in self._store.counts().items() if s in ("succeeded", "failed", "cancelled")})
 
     def executions(self) -> Counter[int]:
-        """How often the command of each job was executed, whatever the attempt."""
+        """How often the command of each job was executed, over all attempts."""
         proof = self.home / "proof"
         lines = proof.read_text().split() if proof.exists() else []
         return Counter(int(run.partition(".")[0]) for run in lines)
 
     def check(self, *, system_may_cancel: bool = False) -> None:
-        """Each job ran, and none ran twice. `system_may_cancel`: a slurmctld that was killed before it had saved its state
-        cancels a job that it then finds on a node; such a job has failed for that reason, and may not have run."""
+        """Each job ran exactly once. `system_may_cancel`: a slurmctld killed before it saved its state cancels jobs that it
+        finds on nodes; such a job has failed for that reason, and may not have run."""
         ran, jobs = self.executions(), range(1, self.submitted + 1)
-        cancelled = {job for job in jobs if system_may_cancel and self._cancelled_by_the_system(job)}
+        cancelled = {job for job in jobs if system_may_cancel and self._cancelled_by_slurm(job)}
         lost = [job for job in jobs if not ran[job] and job not in cancelled]
         twice = {job: times for job, times in ran.items() if times > 1}
         assert (lost, twice) == ([], {}), f"{self._ended()} {(self.home / 'proof').read_text()} {self.log()}"
         ends = Counter(succeeded=self.submitted - len(cancelled), failed=len(cancelled))
         assert self._ended() == ends, self._ended()
 
-    def _cancelled_by_the_system(self, job: int) -> bool:
+    def _cancelled_by_slurm(self, job: int) -> bool:
         return any(run.reason == "it was cancelled in Slurm, not by Hodei" for run in self._store.runs(JobId(job)))
 
     def log(self) -> str:

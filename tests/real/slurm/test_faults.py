@@ -1,4 +1,4 @@
-"""Slurm's daemons are killed with -9 under runs that are on their way or under way."""
+"""Daemons of Slurm are killed with -9 while runs are submitted or running."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 DEADLINE_S = 120.0
 
 
-class Patient(Desk):
-    """As the runtime does: after an outage the backend is opened again."""
+class ReopeningDesk(Desk):
+    """Opens the backend again after an outage, as the runtime does."""
 
     async def poll(self) -> None:
         try:
@@ -36,11 +36,11 @@ class Patient(Desk):
 @contextlib.asynccontextmanager
 async def a_desk(
     cluster: SlurmCluster, home: Path, mode: str = "placed", way: str = "commands"
-) -> AsyncIterator[Patient]:
+) -> AsyncIterator[ReopeningDesk]:
     backend = a_slurm(cluster, home, mode, way)
     await backend.open()
     try:
-        yield Patient(backend, DEADLINE_S)
+        yield ReopeningDesk(backend, DEADLINE_S)
     finally:
         await backend.close()
         await asyncio.to_thread(cluster.clear)
@@ -51,13 +51,13 @@ def on(node: str, order: Start) -> Start:
 
 
 @pytest.mark.parametrize("way", ["commands", "rest"])
-def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once(own_slurm, tmp_path, way):
+def test_a_job_that_slurm_forgets_in_a_crash_is_submitted_again_once(own_slurm, tmp_path, way):
     proof = tmp_path / "proof"
 
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path / "home", way=way) as desk:
             slurm = lambda *words: asyncio.to_thread(own_slurm.slurm, *words)  # noqa: E731
-            await slurm("scontrol", "update", "partitionname=main", "state=down")  # so that it waits
+            await slurm("scontrol", "update", "partitionname=main", "state=down")  # so that it stays pending
             await slurm("scontrol", "update", "partitionname=high", "state=down")
             order = on("hpc-n1", an_order(1, "/bin/sh", "-c", f"echo ran >> {proof}"))
             # Slurm writes its state some seconds after a change. The crash loses what came after this copy.
@@ -76,10 +76,10 @@ def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once
             await asyncio.to_thread(own_slurm.start_ctld)
             await asyncio.to_thread(own_slurm.wait_for_ctld)
             known = own_slurm._quietly("squeue", "-h", "-t", "all", "-o", "%i").split()
-            assert number not in known, "Slurm has not forgotten it: this run of the test shows nothing"
-            # Somebody else gets its number.
-            theirs = await slurm("sbatch", "--parsable", "--partition=main", "--output=/dev/null", "--wrap=sleep 1000")
-            assert theirs.strip() == number
+            assert number not in known, "Slurm has not forgotten it, so this run of the test proves nothing"
+            # Another job gets its id.
+            other = await slurm("sbatch", "--parsable", "--partition=main", "--output=/dev/null", "--wrap=sleep 1000")
+            assert other.strip() == number
             await slurm("scontrol", "update", "partitionname=main", "state=up")
             await slurm("scontrol", "update", "partitionname=high", "state=up")
             end = await desk.end_of("1.0.1")
@@ -92,7 +92,7 @@ def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once
     asyncio.run(story())
 
 
-def test_members_that_are_alike_are_one_array_and_still_runs_of_their_own(own_slurm, tmp_path):
+def test_similar_members_are_submitted_as_one_array_and_remain_separate_runs(own_slurm, tmp_path):
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path, "delegate") as desk:
             script = 'echo "member $HODEI_MEMBER of $HODEI_WORLD_SIZE"; exit $HODEI_MEMBER'
@@ -117,7 +117,7 @@ def test_members_that_are_alike_are_one_array_and_still_runs_of_their_own(own_sl
     asyncio.run(story())
 
 
-def test_a_run_whose_node_dies_is_lost_and_the_next_try_goes_elsewhere(own_slurm, tmp_path):
+def test_a_run_whose_node_dies_is_lost_and_the_next_attempt_runs_elsewhere(own_slurm, tmp_path):
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path) as desk:
             await desk.backend.start([on("hpc-n2", an_order(1, "/bin/sleep", "1000"))])
@@ -141,7 +141,7 @@ def test_a_run_whose_node_dies_is_lost_and_the_next_try_goes_elsewhere(own_slurm
     asyncio.run(story())
 
 
-def test_a_controller_that_is_away_is_said_to_be_and_runs_are_found_again(own_slurm, tmp_path):
+def test_an_unreachable_controller_is_unhealthy_and_runs_are_found_again(own_slurm, tmp_path):
     script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; exit 7"
 
     async def story() -> None:

@@ -1,7 +1,5 @@
-"""The same scripts on a real sbatch and by the shims, on this machine's processes and on a Slurm backend: same variables, same
-files, same words.
-
-Two numbers differ by nature and are not compared: ids of jobs are counted by each system, and nodes have names of their own.
+"""The same scripts with a real sbatch and with the shims, on the local backend and on a Slurm backend: same variables, same
+files, same output. Job ids and node names differ and are not compared.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Both:
         return subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, timeout=120, check=False)
 
     def outputs(self, place: str, id: str, times: int) -> dict[str, str]:
-        """What is in the directory; the directory, and the job's number so many times in a name, are made equal."""
+        """The files of the directory, with its name and the job's id (`times` times in a file name) replaced."""
         work = self.folder / place / "work"
         number = re.compile(rf"(?<=[_-]){id}(?=[_.])")
         return {
@@ -83,7 +81,7 @@ def pair(both: Installation, own_slurm: SlurmCluster, tmp_path: Path) -> Both:
 
 
 def the_same(pair: Both, *words: str, script: str = "", times: int = 1) -> tuple[dict[str, str], dict[str, str]]:
-    """The files that both have left behind."""
+    """The files that both have written."""
     out = []
     for place, call in (("real", pair.real), ("shim", pair.shim)):
         work = pair.folder / place / "work"
@@ -155,7 +153,7 @@ def test_srun_starts_the_same_tasks(pair):
 
 
 def test_tasks_on_several_nodes_are_the_same(pair):
-    """Here every node runs the whole script, so all of it is the srun."""
+    """With the shims every node runs the whole script, so the script is only the srun."""
     body = "srun sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES'"
     real, shim = the_same(pair, "-N2", "--ntasks-per-node=2", "--mem=60M", "-o", "out", "--wrap", body)
     assert sorted(real["out"].splitlines()) == sorted(shim["out"].splitlines())
@@ -200,7 +198,7 @@ def test_columns_of_squeue_and_sinfo_are_the_same(pair):
     assert pair.shim("squeue", "-l").stdout.splitlines()[1] == pair.real("squeue", "-l").stdout.splitlines()[1]
 
 
-def test_fields_of_scontrol_are_slurms(pair):
+def test_fields_of_scontrol_are_those_of_slurm(pair):
     shown = []
     for call in (pair.real, pair.shim):
         id = call(

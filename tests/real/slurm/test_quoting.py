@@ -1,7 +1,7 @@
-"""Whatever users write reaches their programs as it is, and no shell on the way reads it.
+"""Arguments and variables of users reach their programs unchanged, and no shell interprets them.
 
-A program that only writes down its words and its environment stands at the end; a canary file that half of all words try to
-make stays unmade. Ten thousand words go through the script builder and a real bash; dozens through a real sbatch too.
+A program prints its arguments and its environment; a canary file that half of the arguments try to create must not exist. Ten
+thousand arguments pass through the script and a real bash, dozens through a real sbatch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOW_ALL = (
 
 
 def hostile(canary: Path) -> st.SearchStrategy[str]:
-    """Any text, and text that would make the canary if any shell read it."""
+    """Any text, and text that creates the canary if a shell interprets it."""
     attacks = [
         f"$(touch {canary})", f"`touch {canary}`", f"; touch {canary} #", f"' ; touch {canary} ; '", f'" ; touch {canary} ; "',
         f"\n touch {canary}\n", f"\r\ntouch {canary}\r\n", f"\\'; touch {canary}; \\'", f"$'\\n'touch {canary}", f"| touch {canary}",
@@ -48,7 +48,7 @@ def hostile(canary: Path) -> st.SearchStrategy[str]:
     )
 
 
-def test_ten_thousand_words_pass_through_bash_as_they_are(tmp_path):
+def test_ten_thousand_arguments_pass_through_bash_unchanged(tmp_path):
     canary = tmp_path / "canary"
     seen = 0
 
@@ -96,7 +96,7 @@ def test_commands_environments_and_directories_pass_through_the_whole_script(tmp
     assert not canary.exists()
 
 
-def test_dozens_of_words_pass_through_a_real_sbatch_in_every_field(own_slurm: SlurmCluster, tmp_path):
+def test_dozens_of_arguments_pass_through_a_real_sbatch_in_every_field(own_slurm: SlurmCluster, tmp_path):
     canary = tmp_path / "canary"
     program = tmp_path / "show.py"
     program.write_text(SHOW_ALL)

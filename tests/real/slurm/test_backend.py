@@ -1,4 +1,4 @@
-"""What only a real Slurm shows beyond the conformance suite: tokens, GPUs, time limits, checkpoints, its own line."""
+"""Behaviour of a real Slurm beyond the conformance suite: tokens, GPUs, time limits, checkpoints, its queue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on(node: str, order: Start) -> Start:
     return structs.replace(order, run=structs.replace(order.run, node=f"hpc-{node}", backend="hpc"))
 
 
-def test_slurmrestd_is_spoken_to_with_a_token_from_a_file(own_slurm, tmp_path):
+def test_slurmrestd_is_called_with_a_token_from_a_file(own_slurm, tmp_path):
     token = tmp_path / "token"
     token.write_text(f"SLURM_JWT={own_slurm.token()}\n")
     fields = {"rest": f"http://127.0.0.1:{own_slurm.ports['rest']}", "rest_user": "root", "rest_token_file": str(token)}
@@ -62,7 +62,7 @@ def test_slurmrestd_is_spoken_to_with_a_token_from_a_file(own_slurm, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["commands", "rest"])
-def test_gpus_are_those_that_slurm_hands_out(own_slurm, tmp_path, way):
+def test_a_run_gets_the_gpus_that_slurm_assigns(own_slurm, tmp_path, way):
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path, "placed", way) as desk:
             nodes = {node.name: node for node in await desk.backend.nodes()}
@@ -85,7 +85,7 @@ def test_gpus_are_those_that_slurm_hands_out(own_slurm, tmp_path, way):
     asyncio.run(story())
 
 
-def test_a_timeout_is_kept_to_the_second_and_a_bad_directory_is_told(own_slurm, tmp_path):
+def test_a_timeout_is_enforced_to_the_second_and_a_bad_directory_is_reported(own_slurm, tmp_path):
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path, "placed") as desk:
             long, lost = await desk.run(
@@ -109,9 +109,7 @@ def in_any_command_line(secret: str) -> list[int]:
 
 
 @pytest.mark.parametrize("way", ["commands", "rest"])
-def test_a_value_of_env_is_neither_in_the_output_nor_in_what_slurm_shows_nor_on_a_command_line(
-    own_slurm, tmp_path, way
-):
+def test_values_of_env_are_in_no_output_no_command_of_slurm_and_no_command_line(own_slurm, tmp_path, way):
     secret = f"hush{os.getpid()}hush"
 
     async def story() -> None:
@@ -141,8 +139,8 @@ def test_a_value_of_env_is_neither_in_the_output_nor_in_what_slurm_shows_nor_on_
 
 
 @pytest.mark.parametrize("way", ["commands", "rest"])
-def test_the_index_of_an_element_is_hodeis_and_no_job_sees_the_numbers_of_slurms_arrays(own_slurm, tmp_path, way):
-    """Runs that are handed in together are an array for Slurm, with numbers of its own."""
+def test_a_job_sees_the_array_index_of_hodei_and_not_that_of_slurm(own_slurm, tmp_path, way):
+    """Runs submitted together are an array for Slurm, with its own indices."""
 
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path, "placed", way) as desk:
@@ -165,7 +163,7 @@ def test_the_index_of_an_element_is_hodeis_and_no_job_sees_the_numbers_of_slurms
         pytest.param({"command": ("/bin/sh", "-c", 'touch "$HODEI_CHECKPOINT_FILE"')}, id="by a command"),
     ],
 )
-def test_work_is_saved_in_between_and_before_a_stop(own_slurm, tmp_path, how):
+def test_checkpoints_are_taken_periodically_and_before_a_stop(own_slurm, tmp_path, how):
     async def story() -> None:
         hook = Checkpoint(timeout_ms=60_000, **how)
         script = """
@@ -188,7 +186,7 @@ def test_work_is_saved_in_between_and_before_a_stop(own_slurm, tmp_path, how):
 
 
 @pytest.mark.parametrize("way", ["commands", "rest"])
-def test_in_slurms_own_line_its_reason_and_its_estimate_are_told(own_slurm, tmp_path, way):
+def test_a_job_in_slurms_queue_has_its_reason_and_expected_start(own_slurm, tmp_path, way):
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path, "delegate", way, partitions=("gpu",)) as desk:
             first, second = (on("gpu", an_order(job, "/bin/sleep", "300", cpu=4, timeout_ms=60_000)) for job in (1, 2))
@@ -206,7 +204,7 @@ def test_in_slurms_own_line_its_reason_and_its_estimate_are_told(own_slurm, tmp_
     asyncio.run(story())
 
 
-def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path, monkeypatch):
+def test_why_shows_the_expected_start_of_a_job_in_slurms_queue(own_slurm, tmp_path, monkeypatch):
     monkeypatch.setattr(backend_manager, "_QUEUE_INTERVAL_S", 0.2)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""What PBS does to jobs, and what becomes of it: with the stand-in (it says on top what it does not prove)."""
+"""The PBS backend with the stand-in, whose docstring lists what it does not prove."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def on(node: str, order: Start) -> Start:
     return structs.replace(order, run=structs.replace(order.run, node=node, backend="hpc"))
 
 
-def test_a_run_has_its_whole_grace_period_and_its_own_exit_code(tmp_path):
-    """TERM reaches all processes of the job at once; what is done about it takes longer than a moment."""
+def test_a_run_has_its_full_grace_period_and_its_own_exit_code(tmp_path):
+    """TERM reaches all processes of the job at once; the handler needs some time."""
 
     async def story() -> None:
         async with a_desk(tmp_path) as (desk, _):
@@ -63,7 +63,7 @@ def test_a_run_has_its_whole_grace_period_and_its_own_exit_code(tmp_path):
     asyncio.run(story())
 
 
-def test_a_run_that_dies_by_a_signal_shows_no_value_of_its_environment(tmp_path):
+def test_a_run_ended_by_a_signal_shows_no_value_of_its_environment(tmp_path):
     async def story() -> None:
         async with a_desk(tmp_path) as (desk, _):
             for number, sign in enumerate(("TERM", "KILL", "SEGV"), 1):
@@ -75,7 +75,7 @@ def test_a_run_that_dies_by_a_signal_shows_no_value_of_its_environment(tmp_path)
     asyncio.run(story())
 
 
-def test_a_run_that_pbs_ends_for_its_memory_is_out_of_memory(tmp_path):
+def test_a_run_that_exceeds_its_memory_in_pbs_is_out_of_memory(tmp_path):
     async def story() -> None:
         async with a_desk(tmp_path) as (desk, system):
             (system.home / "enforce").touch()
@@ -95,7 +95,7 @@ QUEUES = {
 }
 
 
-def test_a_routing_queue_can_be_used_and_a_queue_behind_one_is_named_with_the_reason(tmp_path):
+def test_a_routing_queue_is_usable_and_its_destination_is_not_with_a_reason(tmp_path):
     async def story() -> None:
         async with a_desk(tmp_path, queues_json=QUEUES, queues=()) as (desk, _):
             nodes = {node.name: node for node in await desk.backend.nodes()}
@@ -115,7 +115,7 @@ def test_a_routing_queue_can_be_used_and_a_queue_behind_one_is_named_with_the_re
     asyncio.run(story())
 
 
-def test_where_hodei_chooses_the_node_the_queue_is_one_that_takes_jobs(tmp_path):
+def test_in_placed_mode_an_open_queue_is_chosen(tmp_path):
     async def story() -> None:
         async with a_desk(tmp_path, queues_json=QUEUES, queues=("workq", "route"), mode="placed") as (desk, _):
             assert all(node.ready for node in await desk.backend.nodes())
@@ -128,8 +128,8 @@ def test_where_hodei_chooses_the_node_the_queue_is_one_that_takes_jobs(tmp_path)
     asyncio.run(story())
 
 
-def test_a_server_that_is_down_for_long_costs_a_new_job_nothing_but_time(tmp_path):
-    """Were these attempts of the job, it would have had four of them by then, and failed for good."""
+def test_a_long_outage_of_the_server_costs_a_new_job_no_attempt(tmp_path):
+    """If these counted as attempts, the job would have failed after four of them."""
 
     async def story() -> None:
         system = PbsStandIn(tmp_path / "pbs")

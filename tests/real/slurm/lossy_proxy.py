@@ -1,5 +1,5 @@
-"""A proxy that loses answers: it hands on what it is sent, waits until the other side has answered, and then breaks the
-connection instead of handing that on. So the other side has done what it was asked for, and nobody hears of it."""
+"""A proxy that loses responses: it forwards a request, waits for the response, and closes the connection instead of forwarding
+it. So the request was carried out, and the client does not know."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Self
 
 
-class Cutter:
-    """`to`: a path, or a port of the loopback. `cuts(request)`: whether the answer to this is lost; asked while `on`."""
+class LossyProxy:
+    """`to`: a socket path, or a port of the loopback. `loses(request)`: whether the response is lost; called while `on`."""
 
-    def __init__(self, to: str | int, cuts: Callable[[bytes], bool], path: Path | None = None) -> None:
-        self._to, self._cuts = to, cuts
+    def __init__(self, to: str | int, loses: Callable[[bytes], bool], path: Path | None = None) -> None:
+        self._to, self._loses = to, loses
         self.on = False
         self.lost = 0
         self._listening = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
@@ -38,19 +38,19 @@ class Cutter:
                 client, _ = self._listening.accept()
             except OSError:
                 return
-            threading.Thread(target=self._between, args=(client,), daemon=True).start()
+            threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
-    def _between(self, client: socket.socket) -> None:
+    def _connect(self, client: socket.socket) -> None:
         server = socket.socket(socket.AF_UNIX if isinstance(self._to, str) else socket.AF_INET)
-        heard = bytearray()
+        received = bytearray()
         try:
             server.connect(self._to if isinstance(self._to, str) else ("127.0.0.1", self._to))
-            threading.Thread(target=self._forth, args=(client, server, heard), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, server, received), daemon=True).start()
             while data := server.recv(1 << 16):
-                if self.on and self._cuts(bytes(heard)):
+                if self.on and self._loses(bytes(received)):
                     self.lost += 1
                     return
-                heard.clear()
+                received.clear()
                 client.sendall(data)
         except OSError:
             pass
@@ -60,9 +60,9 @@ class Cutter:
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
-    def _forth(self, client: socket.socket, server: socket.socket, heard: bytearray) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket, received: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
-                heard += data
+                received += data
                 server.sendall(data)
             server.shutdown(socket.SHUT_WR)

@@ -1,5 +1,4 @@
-"""A server is killed while a job of its is on the way to the queueing system. With the stand-in for PBS, whose qsub takes its
-time here: the window is as wide as the test wants it."""
+"""A server is killed while it submits a job. With the stand-in for PBS, whose qsub is slowed down."""
 
 from __future__ import annotations
 
@@ -34,14 +33,14 @@ def a_backend(home: Path):
 
 
 async def serve(home: Path) -> None:
-    """What the server that is killed does."""
+    """The server that is killed."""
     backend = a_backend(home)
     await backend.open()
     print("open", flush=True)
     await backend.start([an_order_for(home)])
 
 
-def test_a_job_that_was_on_its_way_when_the_server_was_killed_is_waited_for_and_adopted(tmp_path):
+def test_a_job_being_submitted_when_the_server_is_killed_is_awaited_and_adopted(tmp_path):
     slow = PbsStandIn(tmp_path / "pbs").home / "qsub"
     slow.rename(slow.with_name("real-qsub"))
     real = slow.with_name("inner")
@@ -56,7 +55,7 @@ def test_a_job_that_was_on_its_way_when_the_server_was_killed_is_waited_for_and_
     (real / "qsub").chmod(0o755)
     slow.write_text(f'#!/bin/sh\ntouch {tmp_path}/called\nsleep 1\nexec {real}/qsub "$@"\n')
     slow.chmod(0o755)
-    code = f"import asyncio, sys; from pathlib import Path; from real.slurm.test_handing_in import serve; asyncio.run(serve(Path({str(tmp_path)!r})))"
+    code = f"import asyncio, sys; from pathlib import Path; from real.slurm.test_killed_server import serve; asyncio.run(serve(Path({str(tmp_path)!r})))"
     tests = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": tests}
     server = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE)
