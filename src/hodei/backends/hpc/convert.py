@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -146,22 +147,22 @@ class _Conversion:
         self._out: Document = {}
         self._slurm_options: list[str] = []
         self._env: dict[str, str] = {}
-        self._tasks, self._nodes, self._per_node, self._cpus, self._cpus_per_gpu = 0, 0, 0, 0, 0
+        self._values: dict[str, str] = {}
+        # ntasks, nodes, ntasks-per-node, cpus-per-task, cpus-per-gpu
+        self._counts: Counter[str] = Counter()
         # (unit, amount): per job, node, task, cpu or gpu.
         self._gpus: tuple[str, int] = ("job", 0)
         self._memory: tuple[str, str] = ("node", "")
-        self._files: dict[str, str] = {}
-        self._append = False
-        self._export = "ALL"
 
     def apply(self, option: Option) -> None:
         slurm = self._script.system == "slurm"
+        self._values[option.name] = option.value
         handler = (_SLURM if slurm else _PBS).get(option.name)
         if handler is not None:
             handler(self, option)
         elif slurm and option.name in SLURM_ALLOWED:
             self._slurm_options.append(f"#SBATCH --{option.name}{'=' + option.value if option.value else ''}")
-        else:
+        elif option.name not in _NO_HANDLER[self._script.system]:
             self.note(option, "has no equivalent and was left out")
 
     def note(self, option: Option, what: str) -> None:
@@ -184,9 +185,9 @@ class _Conversion:
     def document(self, name: str) -> Document:
         out = self._out
         slurm = self._script.system == "slurm"
-        original_name = str(out.pop("name", "") or posixpath.basename(name))
+        original_name = self._values.get("job-name") or self._values.get("name") or posixpath.basename(name)
         job_name = re.sub(r"[^a-z0-9.-]+", "-", original_name.lower()).strip("-.")[:63] or "job"
-        shape = self._slurm_shape() if slurm else self._pbs_shape()
+        shape = self._shape()
         first: Document = {"name": job_name, "command": self._command(original_name or job_name, shape.members > 1)}
         if shape.members > 1:
             first["count"] = shape.members
@@ -198,12 +199,14 @@ class _Conversion:
             )  # fmt: skip
             if slurm:
                 self._spread_members()
-        gpus_milli = self._set_gpus(shape)
-        cpus = self._cpus or (self._cpus_per_gpu * gpus_milli // 1000) // shape.tasks_per_member
+        gpus = self._gpus_of_member(shape)
+        if gpus:
+            out["gpu"] = gpus
+        cpus = self._counts["cpus-per-task"] or self._counts["cpus-per-gpu"] * gpus // shape.tasks_per_member
         if cpus or shape.tasks_per_member > 1:
             cpus = max(1, cpus)
             first["cpu"] = cpus * shape.tasks_per_member
-        if memory := self._memory_for(shape, cpus, gpus_milli):
+        if memory := self._memory_of_member(shape, cpus, gpus):
             out["memory"] = memory
         if self._directory and slurm:
             out.setdefault("workdir", self._directory)
@@ -224,15 +227,14 @@ class _Conversion:
         self._note_variables()
         return {**first, **out}
 
-    def _slurm_shape(self) -> _Shape:
-        nodes, per_node, tasks = self._nodes, self._per_node, self._tasks
+    def _shape(self) -> _Shape:
+        nodes, per_node, tasks = (self._counts[name] for name in ("nodes", "ntasks-per-node", "ntasks"))
+        if self._script.system == "pbs":
+            members = max(tasks, nodes, 1)
+            return _Shape(members, 1, members)
         tasks = tasks or max(nodes, 1) * max(per_node, 1)
         nodes = min(nodes or (-(-tasks // per_node) if per_node else 1), tasks)
         return _Shape(nodes, -(-tasks // nodes), tasks)
-
-    def _pbs_shape(self) -> _Shape:
-        members = max(self._tasks, self._nodes, 1)
-        return _Shape(members, 1, members)
 
     def _spread_members(self) -> None:
         """One member per node: a label unique to this script's jobs, and an anti-affinity against it. Nodes that stand for a
@@ -247,33 +249,25 @@ class _Conversion:
     def _set_task_variables(self, shape: _Shape, cpus: int) -> None:
         if shape.tasks > 1:
             self._env |= {"SLURM_NTASKS": str(shape.tasks), "SLURM_CPUS_PER_TASK": str(max(1, cpus))}
-            if self._per_node:
-                self._env["SLURM_NTASKS_PER_NODE"] = str(self._per_node)
+            if per_node := self._counts["ntasks-per-node"]:
+                self._env["SLURM_NTASKS_PER_NODE"] = str(per_node)
 
-    def _set_gpus(self, shape: _Shape) -> int:
-        """The GPUs of one member, in thousandths."""
+    def _gpus_of_member(self, shape: _Shape) -> int:
         per, amount = self._gpus
-        if not amount:
-            return 0
-        each = {"task": amount * shape.tasks_per_member, "node": amount, "job": -(-amount // shape.members)}[per]
-        self._out["gpu"] = each
-        return each * 1000
+        return {"task": amount * shape.tasks_per_member, "node": amount, "job": -(-amount // shape.members)}[per]
 
-    def _memory_for(self, shape: _Shape, cpus: int, gpus_milli: int) -> str:
+    def _memory_of_member(self, shape: _Shape, cpus: int, gpus: int) -> str:
         per, text = self._memory
-        if not text:
-            return ""
-        amount, unit = int(text[:-2]), text[-2:]
-        if per == "cpu":
-            return f"{amount * max(cpus, 1) * shape.tasks_per_member}{unit}"
-        if per == "gpu":
-            return f"{amount * max(1, -(-gpus_milli // 1000))}{unit}"
-        return text
+        if not text or per == "node":
+            return text
+        factor = max(cpus, 1) * shape.tasks_per_member if per == "cpu" else max(gpus, 1)
+        return f"{int(text[:-2]) * factor}{text[-2:]}"
 
     def _command(self, name: str, gang: bool) -> list[str]:
         interpreter = self._script.interpreter.split() or ["/bin/sh"]
-        program = next((word for word in interpreter[1:] if not word.startswith("-")), "") if posixpath.basename(
-            interpreter[0]) == "env" else interpreter[0]  # fmt: skip
+        program = interpreter[0]
+        if posixpath.basename(program) == "env":
+            program = next((argument for argument in interpreter[1:] if not argument.startswith("-")), "")
         program = re.sub(r"[\d.]+$", "", posixpath.basename(program))
         if program not in (*_BY_C, *_BY_E):
             self.notes.append(f"{program} may not take a script with -c: check `command`")
@@ -285,15 +279,16 @@ class _Conversion:
         command += arguments
         array = "array" in self._out
         default_file = ("slurm-%A_%a.out" if array else "slurm-%j.out") if self._call and self._call.files else ""
-        redirected = redirections(
-            self._files.get("output") or default_file, self._files.get("error", ""), self._files.get("input", ""),
-            append=self._append or gang, name=name,
-        )  # fmt: skip
+        values = self._values if self._script.system == "slurm" else {}
+        append = gang or values.get("open-mode", "").startswith("a")
+        files = (values.get("output") or default_file, values.get("error", ""), values.get("input", ""))
+        redirected = redirections(*files, append=append, name=name)
         return ["/bin/sh", "-c", f'{redirected}; exec "$@"', "sh", *command] if redirected else command
 
     def _exported(self) -> dict[str, str]:
         """Variables of `--export`: those of the caller, and those with a value."""
-        pairs = [pair.partition("=") for pair in self._export.split(",") if pair]
+        exported = self._values.get("export" if self._script.system == "slurm" else "variables", "ALL")
+        pairs = [pair.partition("=") for pair in exported.split(",") if pair]
         given = {name: value for name, sign, value in pairs if sign}
         call = self._call
         if call is None:
@@ -323,9 +318,6 @@ class _Conversion:
             )
 
     # --------------------------------------------------------------------------- options of both systems
-
-    def name(self, option: Option) -> None:
-        self._out["name"] = option.value
 
     def project(self, option: Option) -> None:
         self._out["project"] = option.value
@@ -377,31 +369,20 @@ class _Conversion:
         else:
             self._memory = ({"mem-per-cpu": "cpu", "mem-per-gpu": "gpu"}.get(option.name, "node"), amount)
 
-    def cpus(self, option: Option) -> None:
-        self._cpus = self._number(option)
-
-    def cpus_per_gpu(self, option: Option) -> None:
-        self._cpus_per_gpu = self._number(option)
-        self._env["SLURM_CPUS_PER_GPU"] = option.value
-
-    def tasks(self, option: Option) -> None:
-        self._tasks = self._number(option)
-
-    def per_node(self, option: Option) -> None:
-        self._per_node = self._number(option)
+    def count(self, option: Option) -> None:
+        if re.fullmatch(r"[1-9]\d{0,8}", option.value):
+            self._counts[option.name] = int(option.value)
+        else:
+            self.reject(option, "is not a number", malformed=True)
+        if option.name == "cpus-per-gpu":
+            self._env["SLURM_CPUS_PER_GPU"] = option.value
 
     def nodes(self, option: Option) -> None:
         """`4`, or `2-4`: the minimum is used."""
         if re.fullmatch(r"[1-9]\d*(-\d+)?", option.value):
-            self._nodes = int(option.value.partition("-")[0])
+            self._counts["nodes"] = int(option.value.partition("-")[0])
         else:
             self.reject(option, "is not a number of nodes", malformed=True)
-
-    def _number(self, option: Option) -> int:
-        if re.fullmatch(r"[1-9]\d{0,8}", option.value):
-            return int(option.value)
-        self.reject(option, "is not a number", malformed=True)
-        return 0
 
     def gres(self, option: Option) -> None:
         for part in option.value.split(","):
@@ -424,14 +405,7 @@ class _Conversion:
     def chdir(self, option: Option) -> None:
         self._out["workdir"] = posixpath.join(self._directory, option.value)
 
-    def file(self, option: Option) -> None:
-        self._files[option.name] = option.value
-
-    def open_mode(self, option: Option) -> None:
-        self._append = option.value.startswith("a")
-
     def exports(self, option: Option) -> None:
-        self._export = option.value
         names = [pair for pair in option.value.split(",") if "=" not in pair]
         if self._call is None and any(name not in ("NONE", "NIL") for name in names):
             self.note(option, "exports variables of the shell: write those that are needed under `env`")
@@ -476,26 +450,23 @@ class _Conversion:
         if more:
             self.note(option, "has different chunks; only the first was used")
         head, *pairs = first.split(":")
-        self._nodes = int(head) if head.isdigit() else 1
+        nodes = self._counts["nodes"] = int(head) if head.isdigit() else 1
         for pair in pairs:
             key, _, amount = pair.partition("=")
-            if key == "mpiprocs":
-                self._tasks = self._nodes * int(amount) if amount.isdigit() else self._tasks
-            else:
+            if key != "mpiprocs":
                 self._amount(option, "ncpus" if key == "ppn" else key, amount)
+            elif amount.isdigit():
+                self._counts["ntasks"] = nodes * int(amount)
 
     def _amount(self, option: Option, key: str, value: str) -> None:
         if key == "ncpus" and value.isdigit():
-            self._cpus = int(value)
+            self._counts["cpus-per-task"] = int(value)
         elif key == "ngpus" and value.isdigit():
             self._gpus = ("task", int(value))
         elif key == "mem" and (found := re.fullmatch(r"(\d+)([kmgt]?)b?", value.lower())):
             self._out["memory"] = found[1] + (f"{found[2].upper()}i" if found[2] else "")
         else:
             self.note(option, f"({key}={value}) has no equivalent and was left out")
-
-    def ignore(self, option: Option) -> None:
-        """The option changes nothing in Hodei."""
 
 
 _INSTEAD = {
@@ -505,22 +476,27 @@ _INSTEAD = {
     "uid": "jobs run as the account of their backend",
     "gid": "jobs run as the account of their backend",
 }
-_SLURM: dict[str, Callable[[_Conversion, Option], None]] = {
-    "job-name": _Conversion.name, "account": _Conversion.project, "array": _Conversion.array, "time": _Conversion.time,
-    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _Conversion.mem), "cpus-per-task": _Conversion.cpus,
-    "cpus-per-gpu": _Conversion.cpus_per_gpu, "ntasks": _Conversion.tasks, "ntasks-per-node": _Conversion.per_node, "nodes": _Conversion.nodes,
-    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), _Conversion.gres), "chdir": _Conversion.chdir,
+_Handler = Callable[[_Conversion, Option], None]
+_SLURM: dict[str, _Handler] = {
+    "account": _Conversion.project, "array": _Conversion.array, "time": _Conversion.time, "chdir": _Conversion.chdir,
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _Conversion.mem), "nodes": _Conversion.nodes,
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu", "ntasks", "ntasks-per-node"), _Conversion.count),
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), _Conversion.gres),
     "partition": _Conversion.partition, "export": _Conversion.exports, "dependency": _Conversion.after,
-    **dict.fromkeys(("output", "error", "input"), _Conversion.file), "open-mode": _Conversion.open_mode,
     **dict.fromkeys(("requeue", "no-requeue"), _Conversion.requeue), **dict.fromkeys(_INSTEAD, _Conversion.unsupported),
-    **dict.fromkeys(("parsable", "quiet", "verbose", "wait", "test-only", "ignore-pbs"), _Conversion.ignore),
     **dict.fromkeys(_MAIL, _Conversion.mail),
 }  # fmt: skip
-_PBS: dict[str, Callable[[_Conversion, Option], None]] = {
-    "name": _Conversion.name, "project": _Conversion.project, "account": _Conversion.project, "array": _Conversion.array, "resource": _Conversion.resource,
-    "queue": _Conversion.partition, "output": _Conversion.output, "error": _Conversion.output, "join": _Conversion.ignore, "keep": _Conversion.ignore,
-    "shell": _Conversion.ignore, "rerun": _Conversion.ignore, "variables": _Conversion.exports, "quiet": _Conversion.ignore,
-    **dict.fromkeys(_MAIL, _Conversion.mail),
+_PBS: dict[str, _Handler] = {
+    "project": _Conversion.project, "account": _Conversion.project, "array": _Conversion.array,
+    "resource": _Conversion.resource, "queue": _Conversion.partition, "variables": _Conversion.exports,
+    **dict.fromkeys(("output", "error"), _Conversion.output), **dict.fromkeys(_MAIL, _Conversion.mail),
+}  # fmt: skip
+# Used by their values alone, or without effect in Hodei.
+_NO_HANDLER = {
+    "slurm": {
+        "job-name", "output", "error", "input", "open-mode", "parsable", "quiet", "verbose", "wait", "test-only", "ignore-pbs",
+    },
+    "pbs": {"name", "join", "keep", "shell", "rerun", "quiet"},
 }  # fmt: skip
 
 
