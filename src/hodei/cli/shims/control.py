@@ -137,7 +137,6 @@ def _job_lines(row: JobRow) -> list[list[tuple[str, object]]]:
         array.append(("ArrayTaskThrottle", str(view.array.at_most)))
     dependency = ",".join(str(each.job or each.name or each.what) for each in spec.after.of) or "(null)"
     tres = f"cpu={row.cpus},mem={row.memory},node={row.node_count}" + (f",gres/gpu={row.gpus}" if row.gpus else "")
-    limit = format_full_duration(-(-row.limit_s // 60) * 60) if row.limit_s else "UNLIMITED"
     return [
         [("JobId", view.id), *array, ("JobName", view.name)],
         [("UserId", row.user), ("GroupId", "(null)"), ("MCS_label", "N/A")],
@@ -145,7 +144,7 @@ def _job_lines(row: JobRow) -> list[list[tuple[str, object]]]:
         [("JobState", row.state), ("Reason", row.reason), ("Dependency", dependency)],
         [("Requeue", int(spec.restart != "never")), ("Restarts", max(0, view.attempt - 1)), ("BatchFlag", 1), ("Reboot", 0),
          ("ExitCode", row.exit_code)],
-        [("RunTime", format_full_duration(row.elapsed_s)), ("TimeLimit", limit), ("TimeMin", "N/A")],
+        [("RunTime", format_full_duration(row.elapsed_s)), ("TimeLimit", row.limit(format_full_duration)), ("TimeMin", "N/A")],
         [("SubmitTime", format_time(view.submitted_at)), ("EligibleTime", format_time(view.submitted_at))],
         [("StartTime", row.start.replace("N/A", "Unknown")), ("EndTime", row.end.replace("N/A", "Unknown")), ("Deadline", "N/A")],
         [("Partition", row.partition)],

@@ -18,7 +18,6 @@ from hodei.cli.output import clean
 from hodei.cli.times import ms_of
 from hodei.model.array import parse_indices
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.model.job import JOB_ENDED
 from hodei.model.resources import CPU, GPU, MEMORY
 
 if TYPE_CHECKING:
@@ -89,8 +88,10 @@ STATES = {
     "COMPLETING": "CG", "BOOT_FAIL": "BF", "DEADLINE": "DL", "REQUEUED": "RQ",
 }  # fmt: skip
 LIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING")
-_STATES_OF = {"pending": "PENDING", "held": "PENDING", "scheduled": "CONFIGURING", "running": "RUNNING",
-          "suspended": "SUSPENDED", "succeeded": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}  # fmt: skip
+_SLURM_STATES = {
+    "pending": "PENDING", "held": "PENDING", "scheduled": "CONFIGURING", "running": "RUNNING", "suspended": "SUSPENDED",
+    "succeeded": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED",
+}  # fmt: skip
 _FAILED = {"TIMEOUT": "TIMEOUT", "OUT_OF_MEMORY": "OUT_OF_MEMORY", "LOST": "NODE_FAIL"}
 _REASONS = (
     (r"HELD", "JobHeldUser"),
@@ -159,7 +160,7 @@ class JobRow:
             return _FAILED.get(view.reason_code, "FAILED")
         if view.state == "running" and view.cancel_requested:
             return "COMPLETING"
-        return _STATES_OF.get(view.state, view.state.upper())
+        return _SLURM_STATES.get(view.state, view.state.upper())
 
     @property
     def short_state(self) -> str:
@@ -168,10 +169,6 @@ class JobRow:
     @property
     def pending(self) -> bool:
         return self.state == "PENDING"
-
-    @property
-    def ended(self) -> bool:
-        return self.view.state in JOB_ENDED
 
     @property
     def reason(self) -> str:
@@ -198,20 +195,17 @@ class JobRow:
 
     @property
     def elapsed_s(self) -> int:
-        began = ms_of(self.view.started_at)
-        return max(0, (ms_of(self.view.finished_at) or times.now_ms()) - began) // 1000 if began else 0
+        if not self.view.started_at:
+            return 0
+        return max(0, (ms_of(self.view.finished_at) or times.now_ms()) - ms_of(self.view.started_at)) // 1000
 
     @property
     def limit_s(self) -> int:
         return self.spec.timeout_ms // 1000
 
-    @property
-    def limit(self) -> str:
-        return format_duration(-(-self.limit_s // 60) * 60) if self.limit_s else "UNLIMITED"
-
-    @property
-    def left(self) -> str:
-        return format_duration(max(0, -(-self.limit_s // 60) * 60 - self.elapsed_s)) if self.limit_s else "UNLIMITED"
+    def limit(self, format: Callable[[int], str], elapsed_s: int = 0) -> str:
+        """The time limit in whole minutes, or what is left of it after `elapsed_s`."""
+        return format(max(0, -(-self.limit_s // 60) * 60 - elapsed_s)) if self.limit_s else "UNLIMITED"
 
     @property
     def start(self) -> str:
@@ -317,10 +311,10 @@ def job_views(client: Client, text: str) -> list[JobView]:
     ids = job_ids(client, text)
     if len(ids) == 1:
         return [client.job(ids[0]).job]
-    wanted, last = set(ids), max(ids)
+    selected, oldest = set(ids), min(ids)
     # Newest first, page by page: a few requests for thousands of elements.
-    views = takewhile(lambda view: view.id >= min(ids), client.jobs(after=last + 1))
-    return [view for view in views if view.id in wanted][::-1]
+    views = takewhile(lambda view: view.id >= oldest, client.jobs(after=max(ids) + 1))
+    return [view for view in views if view.id in selected][::-1]
 
 
 def array_of(client: Client, text: str) -> int:

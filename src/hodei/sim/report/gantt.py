@@ -96,11 +96,11 @@ def chart_by_node(arrays: ResultArrays, most: int, window: Window) -> Chart:
     shown = [names[i * len(names) // NODES_SHOWN] for i in range(NODES_SHOWN)] if len(names) > NODES_SHOWN else names
     row_of = {name: row for row, name in enumerate(shown)}
     on_rows = [i for i in ran if any(name in row_of for name in outcomes[i].nodes)]
-    wanted = [
+    rows_of_jobs = [
         (i, [row_of[name] for name in dict.fromkeys(outcomes[i].nodes) if name in row_of])
         for i in largest_jobs(arrays, on_rows, most)
     ]
-    return Chart(shown, _assign_lanes(arrays, wanted, len(shown), 2 * most, window), len(names), ran, window)
+    return Chart(shown, _assign_lanes(arrays, rows_of_jobs, len(shown), 2 * most, window), len(names), ran, window)
 
 
 def chart_by_user(arrays: ResultArrays, most: int, window: Window) -> Chart:
@@ -113,9 +113,9 @@ def chart_by_user(arrays: ResultArrays, most: int, window: Window) -> Chart:
     order = sorted(held, key=lambda user: (-held[user], arrays.users[user]))
     row_of = {user: row for row, user in enumerate(order[:USERS_SHOWN])}
     on_rows = [i for i in ran if int(arrays.user[i]) in row_of]
-    wanted = [(i, [row_of[int(arrays.user[i])]]) for i in largest_jobs(arrays, on_rows, most)]
+    rows_of_jobs = [(i, [row_of[int(arrays.user[i])]]) for i in largest_jobs(arrays, on_rows, most)]
     rows = [arrays.users[user] for user in row_of]
-    return Chart(rows, _assign_lanes(arrays, wanted, len(rows), 2 * most, window), len(order), ran, window)
+    return Chart(rows, _assign_lanes(arrays, rows_of_jobs, len(rows), 2 * most, window), len(order), ran, window)
 
 
 def _within(arrays: ResultArrays, window: Window) -> list[int]:
@@ -150,14 +150,14 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def _assign_lanes(
-    arrays: ResultArrays, wanted: Sequence[tuple[int, list[int]]], rows: int, most_pieces: int, window: Window
+    arrays: ResultArrays, rows_of_jobs: Sequence[tuple[int, list[int]]], rows: int, most_pieces: int, window: Window
 ) -> list[Bar]:
     """Each bar gets the lowest free lane of its row; without a free lane it is left out."""
     limit = max(1, MAX_LANES // max(rows, 1))
     free_at: list[list[float]] = [[] for _ in range(rows)]
     taken: list[tuple[int, list[tuple[int, int]], float, float]] = []
     pieces = 0
-    for job, in_rows in wanted:
+    for job, in_rows in rows_of_jobs:
         start, end = float(arrays.started[job]), float(arrays.ended[job])
         spots = []
         for row in in_rows:
@@ -205,25 +205,25 @@ def _pool_bars(arrays: ResultArrays, chosen: Sequence[int], window: Window) -> l
 
 
 def _allocate(
-    gaps: list[tuple[float, float]], wanted: float
+    gaps: list[tuple[float, float]], share: float
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """(allocated, remaining) gaps: best fit if one gap is large enough, else from the lowest up."""
-    if wanted <= 0:
+    if share <= 0:
         return [], gaps
     fitting = min(
-        (gap for gap in gaps if gap[1] - gap[0] >= wanted - 1e-9), key=lambda g: (g[1] - g[0], g), default=None
+        (gap for gap in gaps if gap[1] - gap[0] >= share - 1e-9), key=lambda g: (g[1] - g[0], g), default=None
     )
     if fitting is not None:
-        cut = (fitting[0], fitting[0] + wanted)
+        cut = (fitting[0], fitting[0] + share)
         rest = [gap for gap in gaps if gap != fitting]
         return [cut], _merged([*rest, (cut[1], fitting[1])])
     taken: list[tuple[float, float]] = []
     left = []
     for low, high in gaps:
-        part = min(high - low, wanted)
+        part = min(high - low, share)
         if part > 1e-9 and len(taken) < PIECES_PER_JOB:
             taken.append((low, low + part))
-            wanted -= part
+            share -= part
             low += part
         left.append((low, high))
     return taken, _merged(left)

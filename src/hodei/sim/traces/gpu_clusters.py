@@ -47,10 +47,10 @@ def read_openb_folder(folder: Path, settings: ReadSettings) -> Workload:
         raise InvalidInput(
             f"{folder} is a folder without {_POD_LIST}*.csv", hint="name a trace file, or a folder of openb traces"
         )
-    wanted = settings.options.text("pods", "default" if "default" in lists else next(iter(lists)))
-    if wanted not in lists:
-        raise InvalidInput(f"{folder} has no pods named {wanted!r}", hint=f"it has {', '.join(lists)}")
-    return read_openb(TraceFile(lists[wanted]), settings)
+    name = settings.options.text("pods", "default" if "default" in lists else next(iter(lists)))
+    if name not in lists:
+        raise InvalidInput(f"{folder} has no pods named {name!r}", hint=f"it has {', '.join(lists)}")
+    return read_openb(TraceFile(lists[name]), settings)
 
 
 def read_openb_pair(paths: list[Path], settings: ReadSettings) -> Workload:
@@ -122,10 +122,10 @@ def _pods(file: TraceFile, notes: list[str]) -> list[Arrival]:
         shape = (cpu, memory, gpu, models)
         if shape not in tasks:
             tasks[shape] = (_task(*shape),)
-        began = _cell(row, scheduled_at)
-        if not began:
+        scheduled = _cell(row, scheduled_at)
+        if not scheduled:
             counts["were never placed: they run from creation to deletion"] += 1
-        run_s = deleted - (file.integer(began, line, "scheduled_time") if began else created)
+        run_s = deleted - (file.integer(scheduled, line, "scheduled_time") if scheduled else created)
         if run_s <= 0:
             counts["without a run time: one second is used"] += 1
         qos, name = _cell(row, qos_at), row[places["name"]]
