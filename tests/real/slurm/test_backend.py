@@ -167,7 +167,7 @@ def test_checkpoints_are_taken_periodically_and_before_a_stop(own_slurm, tmp_pat
     async def story() -> None:
         hook = Checkpoint(timeout_ms=60_000, **how)
         script = """
-            trap 'touch "$HODEI_CHECKPOINT_FILE"' USR1; trap 'echo told to go; exit 9' TERM
+            trap 'touch "$HODEI_CHECKPOINT_FILE"' USR1; trap 'echo stopping; exit 9' TERM
             echo ready; while :; do sleep 0.05; done
         """
         async with a_desk(own_slurm, tmp_path, "placed") as desk:
@@ -179,7 +179,7 @@ def test_checkpoints_are_taken_periodically_and_before_a_stop(own_slurm, tmp_pat
                     await desk.poll()
             await desk.backend.stop([Stop("1.0.1", "hpc", 60_000, StopReason("cancelled", "enough"), hook)])
             end = await desk.end_of("1.0.1")
-            assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "enough")
+            assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "cancelled enough")
             assert max(seen.checkpoint_ms for seen in desk.observed) <= end.at_ms
 
     asyncio.run(story())
@@ -195,7 +195,7 @@ def test_a_job_in_slurms_queue_has_its_reason_and_expected_start(own_slurm, tmp_
             assert await desk.backend.start([second]) == {}
             waiting = await desk.first("2.0.1", frozenset({"placed"}))
             assert waiting.reason.startswith("Slurm: ")
-            for _ in range(100):  # Slurm estimates when its backfill has gone round
+            for _ in range(100):  # Slurm estimates starts in its backfill
                 if expected := await desk.backend.expected():
                     break
                 await asyncio.sleep(0.2)
@@ -208,7 +208,7 @@ def test_why_shows_the_expected_start_of_a_job_in_slurms_queue(own_slurm, tmp_pa
     monkeypatch.setattr(backend_manager, "_QUEUE_INTERVAL_S", 0.2)
 
     async def story() -> None:
-        # Twice as much as fits is handed in, so that the second waits in Slurm's line and not in ours.
+        # Twice the capacity is submitted, so the second job waits in the queue of Slurm.
         backend = a_slurm(own_slurm, tmp_path, "delegate", partitions=("gpu",), transport="commands", ahead=2.0)
         service = a_service(MemoryStore(), backend, clock=SystemClock())
         await service.start()
@@ -218,7 +218,7 @@ def test_why_shows_the_expected_start_of_a_job_in_slurms_queue(own_slurm, tmp_pa
             await service.submit([job])
             await until(lambda: service.controller.cluster.jobs[1].state == "running", 30)
             await service.submit([job])
-            await until(service.backend_manager.expected_starts, 60)  # Slurm estimates when its backfill has gone round
+            await until(service.backend_manager.expected_starts, 60)  # after a round of backfill
             answer = await service.why(2)
             assert answer.backend_queue is not None
             assert (answer.status, answer.backend_queue.backend) == ("placed", "hpc")
