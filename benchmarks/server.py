@@ -57,10 +57,13 @@ def running_server(home: Path, *options: str) -> Iterator[tuple[int, Client]]:
         first = server.stdout.readline()
         if not re.search(r" is up at http", first):
             raise RuntimeError(f"the server did not come up: {first!r}")
-        yield server.pid, Client(home=home)
+        with Client(home=home) as client:
+            yield server.pid, client
     finally:
         server.terminate()
         server.wait(30)
+        if server.stdout is not None:
+            server.stdout.close()
 
 
 def measure(given: SimpleNamespace) -> dict[str, Any]:
@@ -121,9 +124,9 @@ def _through_server(given: SimpleNamespace, home: Path) -> dict[str, Any]:
 
 
 def _submit(home: Path, request: dict[str, Any], parts: list[int]) -> None:
-    client = Client(home=home)
-    for size in parts:
-        client.submit_all([request] * size)
+    with Client(home=home) as client:
+        for size in parts:
+            client.submit_all([request] * size)
 
 
 def _submit_pending(client: Client, jobs: int) -> None:

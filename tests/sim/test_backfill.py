@@ -52,13 +52,13 @@ def differing(name: str, seeds: range, most: int = 14) -> list[int]:
 
 
 @pytest.mark.parametrize("name", SECOND_OPINION)
-def test_every_wait_is_that_of_the_second_opinion(name: str):
+def test_every_wait_equals_that_of_the_reference_simulator(name: str):
     assert differing(name, range(150)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND_OPINION)
-def test_every_wait_of_many_more_and_longer_workloads_is_too(name: str):
+def test_every_wait_of_longer_workloads_equals_that_of_the_reference_simulator(name: str):
     assert differing(name, range(150, 2500)) == []
     assert differing(name, range(20), most=200) == []
 
@@ -98,7 +98,7 @@ def test_cases_that_once_went_wrong(case: str):
     assert waits_s(run(pool(jobs, procs), name)) == expected == SECOND_OPINION[name](jobs, procs)
 
 
-def test_the_seeds_of_these_tests_do_hold_something_back():
+def test_the_seeds_of_these_tests_contain_delayed_jobs():
     """A second opinion on workloads where nobody waits would say nothing."""
     waits = [wait for seed in range(150) for wait in easy(*small_workload(seed)).values()]
     assert sum(wait > 0 for wait in waits) > len(waits) / 2

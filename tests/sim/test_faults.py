@@ -17,6 +17,7 @@ from hodei.control.controller import Controller
 from hodei.control.lifecycle import runs as recovery
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.preemption import PreemptionControl
+from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.model.effects import SaveEvent, SaveJob, Start
@@ -39,33 +40,33 @@ TRIED = 120
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_two_hundred_seeds_run_clean(first):
-    wrong = [verdict.wrong for seed in range(first, first + 50) if (verdict := try_seed(seed)).wrong]
+    wrong = [verdict.problem for seed in range(first, first + 50) if (verdict := try_seed(seed)).problem]
     assert not wrong, "\n\n".join(wrong)
 
 
 @pytest.mark.parametrize("seed", FOUND_SOMETHING)
 def test_a_seed_that_once_found_something_finds_nothing_any_more(seed):
-    assert not try_seed(seed).wrong
+    assert not try_seed(seed).problem
 
 
-def story_of(seed: int) -> list[str]:
-    life = FaultRun(seed)
-    life.recent = type(life.recent)()
-    life.run()
-    return [f"{step} {at_ms} {what}" for step, at_ms, what in life.recent]
+def trace_of(seed: int) -> list[str]:
+    run = FaultRun(seed)
+    run.recent = type(run.recent)()
+    run.run()
+    return [f"{step} {at_ms} {what}" for step, at_ms, what in run.recent]
 
 
-def test_a_seed_tells_the_same_story_twice():
-    assert story_of(7) == story_of(7)
-    assert story_of(7) != story_of(8)
+def test_a_seed_reproduces_the_same_run():
+    assert trace_of(7) == trace_of(7)
+    assert trace_of(7) != trace_of(8)
 
 
 @pytest.mark.slow
-def test_it_tells_it_in_another_process_with_other_hashes_too():
-    tell = "from tools.faults.fault_run import FaultRun; life = FaultRun(7); life.run(); print(life.step, life.now_ms, *life.recent)"
-    told = [
+def test_a_seed_reproduces_the_same_run_in_another_process_with_other_hashes():
+    code = "from tools.faults.fault_run import FaultRun; run = FaultRun(7); run.run(); print(run.step, run.now_ms, *run.recent)"
+    results = [
         subprocess.run(
-            [sys.executable, "-c", tell],
+            [sys.executable, "-c", code],
             cwd=ROOT,
             env={"PYTHONHASHSEED": hashes},
             capture_output=True,
@@ -74,14 +75,14 @@ def test_it_tells_it_in_another_process_with_other_hashes_too():
         )
         for hashes in ("1", "2")
     ]
-    assert [one.returncode for one in told] == [0, 0], told
-    assert told[0].stdout == told[1].stdout
+    assert [one.returncode for one in results] == [0, 0], results
+    assert results[0].stdout == results[1].stdout
 
 
 def test_every_kind_of_fault_comes_up_in_some_seed():
     seen: set[str] = set()
     for seed in range(40):
-        seen |= FaultRun(seed).scene.odds.keys()
+        seen |= FaultRun(seed).setup.odds.keys()
     assert seen == FAULTS.keys()
 
 
@@ -90,10 +91,10 @@ def test_every_kind_of_fault_comes_up_in_some_seed():
 
 def a_failing_seed() -> str:
     """What the first seed that fails says; "" if none does."""
-    return next((verdict.wrong for seed in range(TRIED) if (verdict := try_seed(seed)).wrong), "")
+    return next((verdict.problem for seed in range(TRIED) if (verdict := try_seed(seed)).problem), "")
 
 
-def leaking_room(monkeypatch):
+def leaking_capacity(monkeypatch):
     release, times = Table.release, iter(range(10**9))
 
     def release_most(table, row, request, member=None, grant=None):
@@ -103,7 +104,7 @@ def leaking_room(monkeypatch):
     monkeypatch.setattr(Table, "release", release_most)
 
 
-def no_room_checked(monkeypatch):
+def no_capacity_checked(monkeypatch):
     monkeypatch.setattr(Fit, "filter", lambda fit, member, nodes, view: ())
 
 
@@ -184,13 +185,13 @@ def no_fence(monkeypatch):
     monkeypatch.setattr(MemoryStore, "_fence", lambda store: None)
 
 
-def promises_ignored(monkeypatch):
+def reservations_ignored(monkeypatch):
     monkeypatch.setattr(StartReservations, "layouts", lambda plugin, gang, table, view: None)
     monkeypatch.setattr(StartReservations, "permit", lambda plugin, gang, placements, view: None)
 
 
 def lost_wakeups(monkeypatch):
-    monkeypatch.setattr(Controller, "_wake", lambda controller, trigger: None)
+    monkeypatch.setattr(ClusterState, "wake", lambda cluster, trigger: None)
 
 
 def gaps_in_history(monkeypatch):
@@ -208,53 +209,53 @@ def gaps_in_history(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "says"),
+    ("plant", "message"),
     [
-        (leaking_room, "in the table"),
-        (no_room_checked, "over-committed"),
+        (leaking_capacity, "in the table"),
+        (no_capacity_checked, "over-committed"),
         (a_new_run_for_what_is_known, "runs 2 times at once"),
         (nothing_started_again, "nothing will ever happen"),
         (forgotten_repairs, "for ever"),
         (holds_kept_for_ever, ""),
         (lost_jobs, ""),
-        (jobs_that_come_back, "though nobody asked"),
+        (jobs_that_come_back, "without a request"),
         (half_gangs, "half a gang"),
         (taints_ignored, "taint"),
-        (no_fence, "written to"),
-        (promises_ignored, "a promise is broken"),
+        (no_fence, "a closed store was written"),
+        (reservations_ignored, "a start reservation is broken"),
         (lost_wakeups, "for ever though there is room"),
         (gaps_in_history, "follows"),
     ],
 )
-def test_a_planted_bug_is_found(monkeypatch, plant, says):
+def test_a_planted_bug_is_found(monkeypatch, plant, message):
     plant(monkeypatch)
-    wrong = a_failing_seed()
-    assert wrong, f"{plant.__name__} was not noticed in {TRIED} seeds"
-    assert says in wrong, wrong
+    problem = a_failing_seed()
+    assert problem, f"{plant.__name__} was not noticed in {TRIED} seeds"
+    assert message in problem, problem
 
 
 # ------------------------------------------------------------------------------------------- the command
 
 
-def test_a_failing_seed_says_what_was_wrong_and_how_to_see_it_again(monkeypatch, capsys):
+def test_a_failing_seed_is_reported_with_its_command(monkeypatch, capsys):
     lost_wakeups(monkeypatch)
-    seed = next(seed for seed in range(TRIED) if try_seed(seed).wrong)
+    seed = next(seed for seed in range(TRIED) if try_seed(seed).problem)
     assert main(["--seed", str(seed)]) == 1
-    said = capsys.readouterr().out
-    assert f"seed {seed}, step " in said
-    assert "the last facts and acts:" in said
-    assert f"python -m tools.faults --seed {seed}" in said
+    out = capsys.readouterr().out
+    assert f"seed {seed}, step " in out
+    assert "the last facts and acts:" in out
+    assert f"python -m tools.faults --seed {seed}" in out
 
 
 def test_clean_seeds_are_counted_on_several_processes(capsys):
     assert main(["--seeds", "4", "--first", "10", "--jobs", "2"]) == 0
-    told = capsys.readouterr()
-    assert "4 seeds: all clean" in told.out
-    assert "4 of 4 seeds" in told.err
-    assert "seeds/s" in told.err
+    captured = capsys.readouterr()
+    assert "4 seeds: all clean" in captured.out
+    assert "4 of 4 seeds" in captured.err
+    assert "seeds/s" in captured.err
 
 
 def test_a_crash_of_the_controller_is_a_failure_too(monkeypatch):
     monkeypatch.setattr(Controller, "_expire", lambda controller, now_ms: 1 // 0)
     verdict = try_seed(0)
-    assert "ZeroDivisionError" in verdict.wrong
+    assert "ZeroDivisionError" in verdict.problem

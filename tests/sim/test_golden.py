@@ -45,7 +45,7 @@ def published(path: str) -> Any:
 @pytest.mark.parametrize(
     ("trace", "policy", "estimates", "column", "slowdown"), PUBLISHED, ids=[" ".join(row[:3]) for row in PUBLISHED]
 )
-def test_every_published_wait_is_met_to_the_second(
+def test_every_published_wait_is_reproduced_to_the_second(
     trace: str, policy: str, estimates: Estimates, column: str, slowdown: float
 ):
     workload = open_workload(TRACES / trace / "golden.csv.gz", procs=PROCS[trace], estimates=estimates)

@@ -30,11 +30,11 @@ def _outcome(policy: str) -> Outcome:
 
 
 @pytest.mark.parametrize("policy", sorted(PUBLISHED))
-def test_as_full_as_published(policy):
+def test_gpu_allocation_matches_the_published_figures(policy):
     found = _outcome(policy)
     assert (found.at_100, found.at_end) == pytest.approx(PUBLISHED[policy], abs=0.5)
 
 
-def test_our_own_policy_is_no_worse_than_the_published_best():
+def test_the_hodei_policy_is_no_worse_than_the_published_best():
     assert _outcome("hodei").at_100 >= _outcome("fgd").at_100 - 0.1
     assert _outcome("hodei").at_end >= _outcome("fgd").at_end - 0.1

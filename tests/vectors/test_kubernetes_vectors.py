@@ -84,14 +84,14 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("case", FILTERS)
-def test_a_node_is_refused_with_the_words_and_the_hope_of_kubernetes(case):
+def test_a_node_is_refused_with_the_reason_and_resolvability_of_kubernetes(case):
     ours = verdicts(case, the_table(case))
     theirs = {name: (said["code"], sorted(said.get("reasons", ()))) for name, said in case["filter"].items()}
     assert {name: ours[name] for name in theirs} == theirs
 
 
 @pytest.mark.parametrize("case", FILTERS)
-def test_a_pod_is_refused_before_any_node_where_kubernetes_does_so(case):
+def test_a_pod_is_refused_in_prefilter_where_kubernetes_does_so(case):
     before = case.get("prefilter") or {}
     refused = [reason for reason in the_pod(case).refused if reason.code != UNSUPPORTED]
     unschedulable = before.get("code", "Success") not in ("Success", "Skip")
@@ -149,7 +149,7 @@ def test_a_node_scores_what_kubernetes_gives_it(case):
     assert {name: (int(ours[table.row[name]]) + up) // 100 for name in theirs} == theirs
 
 
-def test_the_cases_that_are_left_out_are_there():
+def test_every_skipped_case_exists():
     names = {param.values[0].get("case") for param in (*FILTERS, *SCORES)}
     if names == {None}:
         pytest.skip("the recordings are no part of the project")

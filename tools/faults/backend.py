@@ -1,6 +1,6 @@
-"""A backend that is only a model: it keeps a journal, begins and ends runs in time, and does all of it badly when told to.
+"""A simulated backend: it keeps a journal, starts and ends runs in simulated time, and injects faults.
 
-It keeps the port's contract (idempotent by run id, ends repeated until forgotten) and nothing beyond it. It proves nothing
+It keeps the contract of the port (idempotent by run id, ends repeated until forgotten) and nothing more. It says nothing
 about processes, sockets or clocks.
 """
 
@@ -18,19 +18,18 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import RUN_ENDED, JobSpec, Run, RunState, TaskSpec
 from hodei.model.node import Node
-from tools.faults.randomness import Chance, Wrong
+from tools.faults.setup import Chance, InvariantViolated
 
 NEVER = 1 << 62
 
 
 class Entry:
-    """One run in the journal. `state` is `placed` until it has begun."""
+    """One run in the journal, `placed` until it starts."""
 
     __slots__ = (
         "begins_ms",
         "ends_ms",
         "exit_code",
-        "mute",
         "outcome",
         "reason_code",
         "run",
@@ -38,6 +37,7 @@ class Entry:
         "state",
         "task",
         "times",
+        "unanswered",
     )
 
     def __init__(self, order: Start, begins_ms: int) -> None:
@@ -49,14 +49,14 @@ class Entry:
         self.outcome: RunState = "succeeded"
         self.exit_code: int | None = 0
         self.reason_code = ""
-        self.mute = False
+        self.unanswered = False
         self.times = [0, 0]
 
     @property
     def ended(self) -> bool:
         return self.state in RUN_ENDED
 
-    def seen(self) -> RunObserved:
+    def observation(self) -> RunObserved:
         at_ms = self.times[1] if self.ended else self.times[0]
         return RunObserved(
             self.run.id,
@@ -71,12 +71,12 @@ class FakeBackend:
     def __init__(self, name: str, nodes: Iterable[Node], chance: Chance, duration_ms: Callable[[JobSpec], int]) -> None:
         self.name = name
         self.offered: dict[NodeName, Node] = {node.name: node for node in nodes}
-        self.gone: dict[NodeName, Node] = {}
+        self.lost_nodes: dict[NodeName, Node] = {}
         self.reachable = True
-        self.lifecycle = 1  # counted up when its memory was lost: whoever is connected notices
+        self.generation = 1  # grows when the journal was lost, which connected servers notice
         self.journal: dict[RunId, Entry] = {}
-        self._over: set[RunId] = set()  # begun once and forgotten: they must never begin again
-        self._mail: list[tuple[int, int, RunObserved]] = []
+        self._forgotten: set[RunId] = set()  # they must never start again
+        self._messages: list[tuple[int, int, RunObserved]] = []
         self._numbers = count()
         self._chance, self._rng, self._duration_ms = chance, chance.rng, duration_ms
 
@@ -87,15 +87,15 @@ class FakeBackend:
         known = self.journal.get(id)
         if known is not None:
             if known.run.node != order.run.node:
-                raise Wrong(f"run {id} is ordered on {order.run.node}, and was on {known.run.node}")
+                raise InvariantViolated(f"run {id} is ordered on {order.run.node}, and was on {known.run.node}")
             return None
         if order.run.node not in self.offered:
-            return BackendError(f"{order.run.node} is not there")
+            return BackendError(f"{order.run.node} does not exist")
         if chance("start is refused"):
             return BackendRefused("never") if self._rng.random() < 0.15 else BackendError("not now")
         entry = self.journal[id] = Entry(order, now_ms)
         if chance("start is never answered"):
-            entry.begins_ms, entry.mute = NEVER, True
+            entry.begins_ms, entry.unanswered = NEVER, True
         elif chance("start is slow"):
             entry.begins_ms += self._rng.randint(1, 30_000)
         self.advance(now_ms)
@@ -119,21 +119,21 @@ class FakeBackend:
         entry = self.journal.get(order.run)
         if entry is not None:
             if not entry.ended:
-                raise Wrong(f"run {order.run} is to be forgotten, and it is {entry.state}")
+                raise InvariantViolated(f"run {order.run} is forgotten while it is {entry.state}")
             del self.journal[order.run]
-            self._over.add(order.run)
+            self._forgotten.add(order.run)
 
     def known(self) -> dict[RunId, RunObserved]:
-        return {id: entry.seen() for id, entry in self.journal.items()}
+        return {id: entry.observation() for id, entry in self.journal.items()}
 
     # ------------------------------------------------------------------------------------------------- time
 
     def next_ms(self) -> int:
-        """When something happens here next, or arrives from here."""
+        """The time of the next change or message."""
         alive = [entry for entry in self.journal.values() if not entry.ended]
         times = [entry.begins_ms if entry.state == "placed" else entry.ends_ms for entry in alive]
-        if self._mail and self.reachable:
-            times.append(self._mail[0][0])
+        if self._messages and self.reachable:
+            times.append(self._messages[0][0])
         return min(times, default=NEVER)
 
     def advance(self, now_ms: int) -> None:
@@ -144,8 +144,8 @@ class FakeBackend:
                 self._end(entry, entry.ends_ms, entry.outcome, entry.exit_code, entry.reason_code)
 
     def _begin(self, entry: Entry) -> None:
-        if entry.run.id in self._over:
-            raise Wrong(f"run {entry.run.id} is run a second time")
+        if entry.run.id in self._forgotten:
+            raise InvariantViolated(f"run {entry.run.id} runs a second time")
         entry.state, entry.times[0] = "running", entry.begins_ms
         entry.ends_ms = entry.begins_ms + self._duration_ms(entry.spec)
         if self._chance("run fails"):
@@ -155,49 +155,49 @@ class FakeBackend:
             entry.outcome, entry.exit_code, entry.reason_code = "lost", None, "lost"
         elif self._chance("run stops by itself"):
             entry.outcome, entry.exit_code, entry.reason_code = "stopped", 143, "killed"
-        self._tell(entry, entry.begins_ms)
+        self._report(entry, entry.begins_ms)
 
     def _end(self, entry: Entry, at_ms: int, state: RunState, exit_code: int | None, reason_code: str) -> None:
         entry.state, entry.times[1] = state, at_ms
         entry.exit_code, entry.reason_code = exit_code, reason_code
-        self._tell(entry, at_ms)
+        self._report(entry, at_ms)
 
     # --------------------------------------------------------------------------------------------- messages
 
-    def _tell(self, entry: Entry, at_ms: int) -> None:
+    def _report(self, entry: Entry, at_ms: int) -> None:
         late = self._rng.randint(1, 20_000) if self._chance("observation late") else 0
-        self._post(at_ms + late, entry.seen())
+        self._post(at_ms + late, entry.observation())
         if self._chance("observation twice"):
-            self._post(at_ms + late + self._rng.randint(0, 10_000), entry.seen())
+            self._post(at_ms + late + self._rng.randint(0, 10_000), entry.observation())
 
     def _post(self, at_ms: int, seen: RunObserved) -> None:
-        heapq.heappush(self._mail, (at_ms, next(self._numbers), seen))
+        heapq.heappush(self._messages, (at_ms, next(self._numbers), seen))
 
     def deliver(self, now_ms: int) -> list[RunObserved]:
         out = []
-        while self._mail and self._mail[0][0] <= now_ms:
-            out.append(heapq.heappop(self._mail)[2])
+        while self._messages and self._messages[0][0] <= now_ms:
+            out.append(heapq.heappop(self._messages)[2])
         if len(out) > 1 and self._chance("observations out of order"):
             self._rng.shuffle(out)
         return out
 
-    def drop_mail(self) -> None:
-        """Nobody was there to receive it; some of it is still on its way."""
-        self._mail = [letter for letter in self._mail if self._rng.random() < 0.3]
-        heapq.heapify(self._mail)
+    def drop_messages(self) -> None:
+        """Without a receiver most messages are lost."""
+        self._messages = [message for message in self._messages if self._rng.random() < 0.3]
+        heapq.heapify(self._messages)
 
     def repeat_ends(self, now_ms: int) -> None:
-        """After a reconnect ends are told again until they are forgotten."""
+        """After a reconnect ends are reported again until they are forgotten."""
         for entry in self.journal.values():
             if entry.ended:
-                self._post(now_ms, entry.seen())
+                self._post(now_ms, entry.observation())
 
     # ------------------------------------------------------------------------------------------------ nodes
 
     def lose_node(self, name: NodeName, now_ms: int) -> None:
-        self.gone[name] = self.offered.pop(name)
+        self.lost_nodes[name] = self.offered.pop(name)
         wiped = self._chance("journal lost with the node")
-        self.lifecycle += wiped
+        self.generation += wiped
         for id, entry in list(self.journal.items()):
             if entry.run.node == name:
                 if wiped:
@@ -206,15 +206,15 @@ class FakeBackend:
                     self._end(entry, now_ms, "lost", None, "lost")
 
     def bring_back(self, name: NodeName) -> None:
-        self.offered[name] = self.gone.pop(name)
+        self.offered[name] = self.lost_nodes.pop(name)
 
-    def calm_down(self, now_ms: int) -> None:
-        """The faults are over: what never answered answers, what is due to fail does not."""
+    def end_faults(self, now_ms: int) -> None:
+        """Restore nodes and the connection; starts without an answer proceed."""
         self.reachable = True
-        for name in list(self.gone):
+        for name in list(self.lost_nodes):
             self.bring_back(name)
         for name, node in list(self.offered.items()):
             self.offered[name] = structs.replace(node, ready=True, not_ready_reason="", not_ready_code="")
         for entry in self.journal.values():
-            if entry.mute and entry.state == "placed":
+            if entry.unanswered and entry.state == "placed":
                 entry.begins_ms = now_ms

@@ -1,4 +1,4 @@
-"""One run: a life full of faults with checks after every step, then quiet, in which everything must come to its end."""
+"""One run: faults with checks after every step, then a quiet phase in which every job must end."""
 
 from __future__ import annotations
 
@@ -23,40 +23,39 @@ from hodei.model.facts import (
 from hodei.model.job import JOB_ENDED, Job
 from hodei.store.memory import MemoryStore
 from tools.faults import rules
-from tools.faults.audit import Auditor, must
+from tools.faults.audit import Auditor, require
 from tools.faults.backend import NEVER, FakeBackend
-from tools.faults.randomness import Chance, Wrong
-from tools.faults.server import Died, Server
-from tools.faults.setup import TAINTS, draw_duration_ms, draw_scene, draw_spec
+from tools.faults.server import Crashed, Server
+from tools.faults.setup import TAINTS, Chance, InvariantViolated, draw_duration_ms, draw_setup, draw_spec
 
 BEGIN_MS = 1_700_000_000_000
-_SHOWN = 20
-_STEPS_OF_QUIET = 600
+_RECENT = 20
+_MAX_QUIET_STEPS = 600
 
 
 class FaultRun:
-    """`step` counts the steps taken; `recent` holds the last facts and acts, for whoever asks why it failed."""
+    """`step` counts the steps; `recent` has the last facts and acts, for the report of a failure."""
 
     def __init__(self, seed: int) -> None:
         rng = self._rng = Random(seed)
         self.seed, self.now_ms, self.step = seed, BEGIN_MS, 0
-        self.recent: deque[tuple[int, int, object]] = deque(maxlen=_SHOWN)
-        scene = self.scene = draw_scene(rng)
-        self._chance = Chance(rng, scene.odds)
+        self.recent: deque[tuple[int, int, object]] = deque(maxlen=_RECENT)
+        setup = self.setup = draw_setup(rng)
+        self._chance = Chance(rng, setup.odds)
         by_backend = {
-            name: [n for n in scene.nodes if n.backend == name] for name in sorted({n.backend for n in scene.nodes})
+            name: [n for n in setup.nodes if n.backend == name] for name in sorted({n.backend for n in setup.nodes})
         }
         self.backends = {
-            name: FakeBackend(name, nodes, self._chance, lambda spec: draw_duration_ms(rng, spec, scene.calm))
+            name: FakeBackend(name, nodes, self._chance, lambda spec: draw_duration_ms(rng, spec, setup.calm))
             for name, nodes in by_backend.items()
         }
-        self.auditor = Auditor(reserves_starts=scene.calm)
-        self.server = Server(scene, MemoryStore(), self.backends, self._chance)
-        self._to_come = scene.jobs
+        self.auditor = Auditor(reserves_starts=setup.calm)
+        self.server = Server(setup, MemoryStore(), self.backends, self._chance)
+        self._to_come = setup.jobs
         self._next_arrival_ms = BEGIN_MS
 
     def run(self) -> None:
-        """Wrong if anything is."""
+        """Raises InvariantViolated."""
         while self._to_come or self._rng.random() < 0.9:
             self._tick()
         self._settle()
@@ -70,22 +69,22 @@ class FaultRun:
             self._break(backend)
         try:
             if not self._chance.over:
-                self._people()
-            self._turn()
-        except Died as death:
-            self._note(f"the server died: {death}")
+                self._act_as_users()
+            self._serve()
+        except Crashed as crash:
+            self._note(f"the server crashed: {crash}")
             self._restart()
 
-    def _turn(self) -> None:
+    def _serve(self) -> None:
         server = self.server
         for link in server.links.values():
-            server.inbox += link.listen(server.controller, self.now_ms)
+            server.inbox += link.poll(server.controller, self.now_ms)
         self._decide()
         for link in server.links.values():
-            server.inbox += link.carry_out(self.now_ms)
-        self.auditor.really(self.backends)
+            server.inbox += link.send_orders(self.now_ms)
+        self.auditor.check_backends(self.backends)
         if self._chance("crash between act and observation"):
-            raise Died("between act and observation")
+            raise Crashed("between act and observation")
 
     def _decide(self) -> None:
         server = self.server
@@ -97,7 +96,7 @@ class FaultRun:
         self.auditor.committed(facts, step, self.now_ms)
         self.auditor.compare(server.controller, server.store)
         if self._chance("crash between commit and act"):
-            raise Died("between commit and act")
+            raise Crashed("between commit and act")
         for act in step.acts:
             self._note(act)
         server.send(step.acts)
@@ -105,16 +104,16 @@ class FaultRun:
     def _restart(self) -> None:
         old = self.server
         for backend in self.backends.values():
-            backend.drop_mail()
+            backend.drop_messages()
         while True:
-            self.server = Server(self.scene, MemoryStore(of=old.store), self.backends, self._chance)
+            self.server = Server(self.setup, MemoryStore(of=old.store), self.backends, self._chance)
             self.auditor.restarted()
-            self.server.inbox = self.server.memories()
+            self.server.inbox = self.server.stored_facts()
             try:
                 self._decide()
                 return
-            except Died as death:
-                self._note(f"the server died again: {death}")
+            except Crashed as crash:
+                self._note(f"the server crashed again: {crash}")
 
     def _move_clock(self) -> None:
         rng = self._rng
@@ -126,12 +125,12 @@ class FaultRun:
         due.append(NEVER if wake_ms is None else wake_ms)
         due.append(self._next_arrival_ms if self._to_come else NEVER)
         if self.server.inbox or any(link.orders or not link.up for link in self.server.links.values()):
-            due.append(self.now_ms + (0 if self.scene.calm else rng.randint(0, 500)))
+            due.append(self.now_ms + (0 if self.setup.calm else rng.randint(0, 500)))
         self.now_ms = max(self.now_ms, min(min(due), self.now_ms + 60_000))
         if self._chance("step comes late"):
             self.now_ms += rng.randint(1, 5000)
 
-    # -------------------------------------------------------------------------------------- what goes wrong
+    # -------------------------------------------------------------------------------------- faults
 
     def _break(self, backend: FakeBackend) -> None:
         chance, rng = self._chance, self._rng
@@ -143,9 +142,9 @@ class FaultRun:
             self._note(f"{name} is lost")
             if chance("node silently back"):
                 backend.bring_back(name)
-                self._note(f"{name} is back before anyone looked")
-        elif backend.gone and rng.random() < 0.2:
-            backend.bring_back(rng.choice(list(backend.gone)))
+                self._note(f"{name} is back before the next poll")
+        elif backend.lost_nodes and rng.random() < 0.2:
+            backend.bring_back(rng.choice(list(backend.lost_nodes)))
         if backend.offered and chance("node unready"):
             name = rng.choice(list(backend.offered))
             node = backend.offered[name]
@@ -154,9 +153,9 @@ class FaultRun:
             backend.reachable = rng.random() < 0.3
         elif chance("backend away"):
             backend.reachable = False
-            self._note(f"{backend.name} is out of reach")
+            self._note(f"{backend.name} is unreachable")
 
-    def _people(self) -> None:
+    def _act_as_users(self) -> None:
         if self._to_come and self.now_ms >= self._next_arrival_ms:
             number = min(self._to_come, self._rng.choice((1, 1, 2, 4)))
             self._to_come -= number
@@ -164,18 +163,18 @@ class FaultRun:
                 self._submit()
             self._next_arrival_ms = self.now_ms + self._rng.choice((0, 1000, 10_000))
         if self._chance("user"):
-            self._say(self._user())
+            self._send(self._user())
         if self._chance("operator"):
-            self._say(self._operator())
+            self._send(self._operator())
 
-    def _say(self, facts: list[Fact]) -> None:
+    def _send(self, facts: list[Fact]) -> None:
         self.server.inbox += facts
 
     def _submit(self) -> None:
         server, now = self.server, self.now_ms
         server.last_job += 1
-        spec = draw_spec(self._rng, self.scene)
-        self._say([JobSubmitted(Job(server.last_job, spec, "pending", now, now, queued_ms=now))])
+        spec = draw_spec(self._rng, self.setup)
+        self._send([JobSubmitted(Job(server.last_job, spec, "pending", now, now, queued_ms=now))])
 
     def _user(self) -> list[Fact]:
         if not self.auditor.jobs:
@@ -216,56 +215,58 @@ class FaultRun:
     # ---------------------------------------------------------------------------------------------- quiet
 
     def _settle(self) -> None:
-        """Faults are over: everyone comes back, what can run runs to its end, and nothing is left behind."""
+        """Faults are over: everything comes back, every job that can run ends, and no state is left."""
         self._chance.stop()
         self._note("the faults are over")
         for backend in self.backends.values():
-            backend.calm_down(self.now_ms)
-        self._people_put_it_right()
-        for _ in range(_STEPS_OF_QUIET):
+            backend.end_faults(self.now_ms)
+        self._undo_user_changes()
+        for _ in range(_MAX_QUIET_STEPS):
             self._end_what_never_ends()
             self._tick()
             if self._is_quiet():
-                hopeless = self._hopeless()
-                if not hopeless:
+                unschedulable = self._unschedulable()
+                if not unschedulable:
                     break
-                self._say([JobCancelled(id, "it can never run here") for id in hopeless])
+                self._send([JobCancelled(id, "it can never run here") for id in unschedulable])
         else:
-            raise Wrong(f"no end in {_STEPS_OF_QUIET} quiet steps: {self._unfinished()}")
-        self._nothing_is_left()
+            raise InvariantViolated(f"no end in {_MAX_QUIET_STEPS} quiet steps: {self._unfinished()}")
+        self._check_nothing_left()
 
-    def _people_put_it_right(self) -> None:
-        for node in self.scene.nodes:
-            self._say([NodeOverridden(node.name, cordon=False, remove_taints=TAINTS)])
+    def _undo_user_changes(self) -> None:
+        for node in self.setup.nodes:
+            self._send([NodeOverridden(node.name, cordon=False, remove_taints=TAINTS)])
         for job in self.auditor.jobs.values():
             if job.state == "held" or job.suspend_requested:
-                self._say([JobReleased(job.id)])
+                self._send([JobReleased(job.id)])
 
     def _end_what_never_ends(self) -> None:
         for job in self.auditor.jobs.values():
             if job.spec.restart == "always" and job.state not in JOB_ENDED and not job.cancel_requested:
-                self._say([JobCancelled(job.id, "it would go on for ever")])
+                self._send([JobCancelled(job.id, "it would run for ever")])
 
     def _unfinished(self) -> list[str]:
         return [f"job {job.id} {job.state}" for job in self.auditor.jobs.values() if job.state not in JOB_ENDED]
 
     def _is_quiet(self) -> bool:
-        """Nothing runs, nothing is on its way, nobody waits for a moment to come."""
+        """Nothing runs, no message is in flight, and no job waits for a time."""
         server, auditor = self.server, self.auditor
         if server.inbox or any(link.orders or not link.up for link in server.links.values()):
             return False
-        if any(link.has_news for link in server.links.values()):
-            return False  # peace was made with an answer from before the nodes came back
+        if any(link.nodes_changed for link in server.links.values()):
+            return False  # reconciled with a response from before the nodes came back
         if any(backend.next_ms() < NEVER for backend in self.backends.values()):
             return False
         if auditor.live:
             unknown = [id for id, run in auditor.live.items() if id not in self.backends[run.backend].journal]
-            raise Wrong(f"nothing will ever happen to {sorted(auditor.live)}; their backends do not know {unknown}")
+            raise InvariantViolated(
+                f"nothing will ever happen to {sorted(auditor.live)}; their backends do not know {unknown}"
+            )
         controller = server.controller
         wake_ms = controller.next_wakeup_ms(self.now_ms)
         if wake_ms is None:
             return True
-        # What wakes again and again without anyone to help is not waited for.
+        # Wake-ups that help no job are ignored.
         late = [
             job
             for job in auditor.jobs.values()
@@ -273,45 +274,50 @@ class FaultRun:
         ]
         return not late and not controller.gangs.repairs and not controller.preemption.holds and wake_ms > self.now_ms
 
-    def _hopeless(self) -> list[int]:
-        """Who waits on the idle cluster. Wrong if there is room for one of them."""
+    def _unschedulable(self) -> list[int]:
+        """Pending jobs on the idle cluster. Raises InvariantViolated if one of them fits."""
         auditor = self.auditor
         waiting = [job for job in auditor.jobs.values() if job.state not in JOB_ENDED]
         nodes = list(auditor.offered.values())
         for job in waiting:
-            must(job.state == "pending", f"job {job.id} is {job.state} for ever, and nothing of it runs")
+            require(job.state == "pending", f"job {job.id} is {job.state} for ever, and nothing of it runs")
             by_number = any(task.binding or task.request.get("gpu") for task in job.spec.tasks)
             if by_number:
                 fits = self.server.controller.gate.never_fits(job.spec) is None
             else:
                 fits = rules.can_start(job.spec, nodes, auditor.overrides)
-            must(not fits, f"job {job.id} waits for ever though there is room: {job.reason_code} {job.reason}")
+            require(not fits, f"job {job.id} waits for ever though there is room: {job.reason_code} {job.reason}")
         return [job.id for job in waiting]
 
-    def _nothing_is_left(self) -> None:
+    def _check_nothing_left(self) -> None:
         controller, cluster = self.server.controller, self.server.controller.cluster
         for link in self.server.links.values():
             link.up = False
-            facts = link.listen(controller, self.now_ms)
+            facts = link.poll(controller, self.now_ms)
             strange = [fact for fact in facts if not isinstance(fact, RunObserved)]
-            must(not strange, f"at the end {link.backend.name} still has news: {strange}")
-            link.carry_out(self.now_ms)
-            must(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} for ever")
-        must(not self._unfinished(), f"not ended: {self._unfinished()}")
-        must(not controller.relocation.held, f"room is kept for {sorted(controller.relocation.held)} who do not come")
-        must(not controller.preemption.holds, f"holds are left: {sorted(controller.preemption.holds)}")
-        must(not controller.gangs.repairs, f"repairs are left: {sorted(controller.gangs.repairs)}")
-        must(not controller.gangs.growing, f"gangs that would grow are left: {sorted(controller.gangs.growing)}")
-        must(not any(controller.pending().values()), f"someone is still in line: {controller.pending()}")
-        must(
-            not cluster.availability.start_reservations,
-            f"promises are left: {sorted(cluster.availability.start_reservations)}",
+            require(not strange, f"at the end {link.backend.name} still has observations: {strange}")
+            link.send_orders(self.now_ms)
+            require(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} for ever")
+        require(not self._unfinished(), f"not ended: {self._unfinished()}")
+        require(
+            not controller.relocation.held,
+            f"capacity is held for {sorted(controller.relocation.held)}, which do not come",
         )
-        must(not cluster.jobs and not cluster.runs, f"still known: {sorted(cluster.jobs)} {sorted(cluster.runs)}")
-        must(not any(cluster.on_node.values()), f"runs are left on nodes: {cluster.on_node}")
+        require(not controller.preemption.holds, f"holds are left: {sorted(controller.preemption.holds)}")
+        require(not controller.gangs.repairs, f"repairs are left: {sorted(controller.gangs.repairs)}")
+        require(not controller.gangs.growing, f"gangs that would grow are left: {sorted(controller.gangs.growing)}")
+        require(not any(controller.pending().values()), f"a job is still in a queue: {controller.pending()}")
+        require(
+            not cluster.availability.start_reservations,
+            f"start reservations are left: {sorted(cluster.availability.start_reservations)}",
+        )
+        require(not cluster.jobs and not cluster.runs, f"still known: {sorted(cluster.jobs)} {sorted(cluster.runs)}")
+        require(not any(cluster.on_node.values()), f"runs are left on nodes: {cluster.on_node}")
         table = cluster.table
         for row, name in enumerate(table.names):
-            must(not table.usage(row), f"{name} is not given back: {table.usage(row)}")
+            require(not table.usage(row), f"{name} is not released: {table.usage(row)}")
         acknowledged = len(self.auditor.jobs)
         counts = self.server.store.counts()
-        must(sum(counts[state] for state in JOB_ENDED) == acknowledged, f"{acknowledged} jobs, and stored are {counts}")
+        require(
+            sum(counts[state] for state in JOB_ENDED) == acknowledged, f"{acknowledged} jobs, and stored are {counts}"
+        )

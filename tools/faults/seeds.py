@@ -1,4 +1,4 @@
-"""Many seeds on all cores, or one alone: the number that failed, and for each what was wrong and how to see it again."""
+"""Run many seeds on all cores, or one alone. Reports each failure and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -14,58 +14,97 @@ import click
 from msgspec import Struct
 
 from hodei.cli.groups import exit_code
+from hodei.model.effects import Forget, Start, Stop, WithdrawStop
+from hodei.model.facts import JobRestored, JobSubmitted, NodeJoined, RunObserved
+from hodei.model.job import JobSpec
+from hodei.model.node import Node
 from tools.faults.fault_run import FaultRun
-from tools.faults.randomness import Wrong
-from tools.faults.trace import in_words
+from tools.faults.setup import InvariantViolated
 
 _CHUNK = 20
-_TOLD_EVERY_S = 1.0
+_PROGRESS_EVERY_S = 1.0
 
 
 class Verdict(Struct, frozen=True):
-    """`wrong` is empty for a seed that ran clean."""
+    """`problem` is empty for a seed that passed."""
 
     seed: int
     steps: int
-    wrong: str = ""
+    problem: str = ""
 
 
 def try_seed(seed: int) -> Verdict:
-    life = FaultRun(seed)
+    run = FaultRun(seed)
     try:
-        # Looking for garbage in rings takes a tenth of the time; the little that there is goes with the next seed.
+        # Collections take a tenth of the time; the little garbage is collected with the next seed.
         gc.disable()
-        life.run()
-    except Wrong as wrong:
-        return Verdict(seed, life.step, _report(life, str(wrong)))
+        run.run()
+    except InvariantViolated as error:
+        return Verdict(seed, run.step, _report(run, str(error)))
     except Exception:
-        return Verdict(seed, life.step, _report(life, traceback.format_exc(limit=-6)))
+        return Verdict(seed, run.step, _report(run, traceback.format_exc(limit=-6)))
     finally:
         gc.enable()
-    return Verdict(seed, life.step)
+    return Verdict(seed, run.step)
 
 
-def _report(life: FaultRun, wrong: str) -> str:
-    scene = "calm" if life.scene.calm else ", ".join(sorted(life.scene.odds))
-    lines = [f"seed {life.seed}, step {life.step}: {wrong}", f"  scene: {scene}", "  the last facts and acts:"]
-    lines += [f"  {step:4} {at_ms / 1000:10.3f} s  {in_words(what)}" for step, at_ms, what in life.recent]
-    return "\n".join([*lines, f"  see it again: python -m tools.faults --seed {life.seed}"])
+def _report(run: FaultRun, problem: str) -> str:
+    setup = "calm" if run.setup.calm else ", ".join(sorted(run.setup.odds))
+    lines = [f"seed {run.seed}, step {run.step}: {problem}", f"  setup: {setup}", "  the last facts and acts:"]
+    lines += [f"  {step:4} {at_ms / 1000:10.3f} s  {describe(what)}" for step, at_ms, what in run.recent]
+    return "\n".join([*lines, f"  reproduce: python -m tools.faults --seed {run.seed}"])
 
 
-def run_seeds(seeds: Sequence[int], jobs: int, most_failures: int = 5) -> int:
-    """The number of seeds that failed; tells about the first few."""
-    began = told = time.monotonic()
+def describe(what: object) -> str:
+    match what:
+        case JobSubmitted(job=job):
+            return f"submitted job {job.id}: {_spec(job.spec)}"
+        case JobRestored(job=job, runs=runs):
+            states = " ".join(f"{run.id}:{run.state}" for run in runs)
+            return f"restored job {job.id} {job.state} {states}: {_spec(job.spec)}"
+        case NodeJoined(node=node):
+            return f"node {_node(node)}"
+        case RunObserved():
+            why = " ".join(part for part in (what.reason_code, what.reason) if part)
+            return f"observed {what.run} {what.state} {why}"
+        case Start(run=run):
+            return f"START {run.id} on {run.node} ({run.backend})"
+        case Stop():
+            return f"STOP {what.run} ({what.backend}): {what.reason.text}"
+        case WithdrawStop():
+            return f"WITHDRAW STOP {what.run} ({what.backend})"
+        case Forget():
+            return f"FORGET {what.run} ({what.backend})"
+    return str(what)
+
+
+def _spec(spec: JobSpec) -> str:
+    tasks = ", ".join(f"{task.needed}-{task.count} x {task.request} {task.binding}".strip() for task in spec.tasks)
+    parts = [f"{spec.profile} {spec.priority}", tasks, f"estimate {spec.estimate_ms}", spec.restart, str(spec.retries)]
+    gang = spec.gang
+    parts += [gang.on_failure, "elastic" * gang.elastic, f"assembly {gang.assembly_timeout_ms}", gang.topology]
+    return "; ".join(part for part in parts if part)
+
+
+def _node(node: Node) -> str:
+    parts = [f"{node.name} ({node.backend})", str(node.capacity), *map(str, node.taints)]
+    return " ".join([*parts, "" if node.ready else "NOT READY", "sockets" if node.sockets else ""]).strip()
+
+
+def run_seeds(seeds: Sequence[int], jobs: int, max_reports: int = 5) -> int:
+    """Returns the number of failed seeds; reports the first few."""
+    began = reported = time.monotonic()
     done = steps = failed = 0
     with get_context("spawn").Pool(jobs) as pool:
         for verdict in pool.imap_unordered(try_seed, seeds, chunksize=_CHUNK):
             done, steps = done + 1, steps + verdict.steps
-            if verdict.wrong:
+            if verdict.problem:
                 failed += 1
-                if failed <= most_failures:
-                    print(f"\n{verdict.wrong}", flush=True)
+                if failed <= max_reports:
+                    print(f"\n{verdict.problem}", flush=True)
             now = time.monotonic()
-            if now - told > _TOLD_EVERY_S or done == len(seeds):
-                told = now
+            if now - reported > _PROGRESS_EVERY_S or done == len(seeds):
+                reported = now
                 rate = done / max(now - began, 1e-9)
                 text = f"{done} of {len(seeds)} seeds, {steps} steps, {failed} failed, {rate:.0f} seeds/s"
                 print(text, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
@@ -82,8 +121,8 @@ def run_seeds(seeds: Sequence[int], jobs: int, most_failures: int = 5) -> int:
 def faults(seeds: int, first: int, seed: int | None, jobs: int) -> int:
     if seed is not None:
         verdict = try_seed(seed)
-        print(verdict.wrong or f"seed {seed}: clean, {verdict.steps} steps")
-        return 1 if verdict.wrong else 0
+        print(verdict.problem or f"seed {seed}: clean, {verdict.steps} steps")
+        return 1 if verdict.problem else 0
     failed = run_seeds(range(first, first + seeds), max(jobs, 1))
     print(f"{seeds} seeds from {first}: {failed} failed" if failed else f"{seeds} seeds: all clean")
     return 1 if failed else 0

@@ -1,6 +1,6 @@
-"""Drives the controller as a server does: learn, decide, commit, act; and make peace with every backend after an outage.
+"""Drives the controller like a server: receive facts, decide, commit, act, and reconcile with each backend after an outage.
 
-The same order of things as in `runtime`, without waiting for anything. It dies where a process could die.
+The same order as in `runtime`, without waiting. It crashes where a process could crash.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
 from hodei.store.memory import MemoryStore
 from tools.faults.backend import FakeBackend
-from tools.faults.randomness import Chance, Wrong
-from tools.faults.setup import FaultSetup
+from tools.faults.setup import Chance, FaultSetup, InvariantViolated
 
 
-class Died(Exception):
-    """The server is no more; what was not committed is forgotten."""
+class Crashed(Exception):
+    """The server has ended; uncommitted changes are lost."""
 
 
 class Link:
-    """What the server knows of one backend, and the orders that it has not carried out yet."""
+    """The server's view of one backend, with the orders that are not sent yet."""
 
     def __init__(self, backend: FakeBackend, chance: Chance) -> None:
         self.backend = backend
@@ -39,11 +38,11 @@ class Link:
         self._nodes: dict[NodeName, Node] = {}
         self._chance = chance
         self._known: dict[RunId, RunObserved] | None = None
-        self._lifecycle = 0
-        self._told_to_stop: set[RunId] = set()
-        self._not_started: set[RunId] = set()  # told already: a later order for one of them must not start it after all
+        self._generation = 0
+        self._stop_sent: set[RunId] = set()
+        self._not_started: set[RunId] = set()  # reported already: a later order must not start them
 
-    def look_at_nodes(self) -> list[Fact]:
+    def poll_nodes(self) -> list[Fact]:
         found = dict(self.backend.offered)
         facts: list[Fact] = [NodeJoined(node) for name, node in found.items() if self._nodes.get(name) != node]
         facts += [NodeLost(name, "no longer offered by its backend") for name in self._nodes if name not in found]
@@ -51,62 +50,62 @@ class Link:
         return facts
 
     @property
-    def has_news(self) -> bool:
-        """Whether nodes came, went or changed since it was last looked at them."""
+    def nodes_changed(self) -> bool:
+        """Whether nodes have changed since the last poll."""
         return self._nodes != self.backend.offered
 
-    def listen(self, controller: Controller, now_ms: int) -> list[Fact]:
-        """One look at the backend: what it says, that it went away, or peace with it now that it is back."""
-        if self.up and not (self.backend.reachable and self.backend.lifecycle == self._lifecycle):
-            return self._went_down()
-        if not self.backend.reachable or self.backend.lifecycle != self._lifecycle:
-            self._known = None  # an answer does not outlive its connection
+    def poll(self, controller: Controller, now_ms: int) -> list[Fact]:
+        """Observations of the backend, its outage, or the reconciliation after it."""
+        if self.up and not (self.backend.reachable and self.backend.generation == self._generation):
+            return self._mark_down()
+        if not self.backend.reachable or self.backend.generation != self._generation:
+            self._known = None  # a response is valid for its connection only
         if not self.backend.reachable:
             return []
         if self.up:
-            return [*self.look_at_nodes(), *self.backend.deliver(now_ms)]
+            return [*self.poll_nodes(), *self.backend.deliver(now_ms)]
         facts: list[Fact] = []
         if self._known is None:
-            facts += self.look_at_nodes()
-            self._lifecycle = self.backend.lifecycle
+            facts += self.poll_nodes()
+            self._generation = self.backend.generation
             self._known = self.backend.known()
-            if self._chance("peace with old news"):
-                return facts  # the answer is on its way while the server goes on
+            if self._chance("reconciled with old data"):
+                return facts  # the response is delayed while the server continues
         learnt, orders = reconcile(controller.cluster, self.backend.name, self._known, now_ms)
         self.orders += orders
         self._known, self.up = None, True
         self.backend.repeat_ends(now_ms)
         return [*facts, *learnt]
 
-    def _went_down(self) -> list[Fact]:
+    def _mark_down(self) -> list[Fact]:
         self.up, self._known = False, None
-        reason = f"backend {self.backend.name} is out of reach"
+        reason = f"backend {self.backend.name} is unreachable"
         self._nodes = {
             n: structs.replace(node, ready=False, not_ready_reason=reason) for n, node in self._nodes.items()
         }
-        self.backend.drop_mail()
+        self.backend.drop_messages()
         return [NodeJoined(node) for node in self._nodes.values()]
 
-    def spare(self, run: RunId) -> list[Fact]:
-        """Drop an order to stop that was not sent yet."""
+    def withdraw_stop(self, run: RunId) -> list[Fact]:
+        """Drop a stop that was not sent yet."""
         kept = [act for act in self.orders if not (isinstance(act, Stop) and act.run == run)]
-        if len(kept) == len(self.orders) or run in self._told_to_stop:
+        if len(kept) == len(self.orders) or run in self._stop_sent:
             return []
         self.orders = kept
         return [StopWithdrawn(run)]
 
-    def carry_out(self, now_ms: int) -> list[RunObserved]:
-        """Starts, then stops, then forgets; a kind whose reply was lost is sent again, whole."""
-        told: list[RunObserved] = []
+    def send_orders(self, now_ms: int) -> list[RunObserved]:
+        """Starts, then stops, then forgets. A kind whose reply is lost is sent again completely."""
+        failed: list[RunObserved] = []
         if not self.backend.reachable:
-            return told
+            return failed
         acts, self.orders = self.orders, []
         starts = [act for act in acts if isinstance(act, Start)]
         others: list[Act] = [act for act in acts if not isinstance(act, Start)]
         refused = set[RunId]()
         for start in starts:
             if self._chance("reply is lost"):
-                # It is not known which of them were accepted; those that come first were.
+                # Which of them were accepted is unknown; the first ones were.
                 self.orders = acts
                 return []
             if start.run.id in self._not_started or start.run.id in refused:
@@ -115,7 +114,7 @@ class Link:
             if error is not None:
                 refused.add(start.run.id)
                 permanent = isinstance(error, BackendRefused)
-                told.append(
+                failed.append(
                     RunObserved(
                         start.run.id, "failed", now_ms, None, START_FAILED, error.message, permanent=permanent
                     )
@@ -126,16 +125,16 @@ class Link:
                 self.orders = others
                 break
             if isinstance(act, Stop):
-                self._told_to_stop.add(act.run)
+                self._stop_sent.add(act.run)
                 self.backend.stop(act, now_ms)
             elif isinstance(act, Forget):
                 self.backend.forget(act)
-        return told
+        return failed
 
 
 class Server:
     def __init__(
-        self, scene: FaultSetup, store: MemoryStore, backends: Mapping[str, FakeBackend], chance: Chance
+        self, setup: FaultSetup, store: MemoryStore, backends: Mapping[str, FakeBackend], chance: Chance
     ) -> None:
         opened = store.open()
         self.store = store
@@ -144,14 +143,14 @@ class Server:
         self.links = {name: Link(backend, chance) for name, backend in backends.items()}
         self._chance = chance
         self.controller = Controller(
-            build_profiles(scene.config),
+            build_profiles(setup.config),
             admission=AdmissionPolicy("wait"),
-            preemption=PreemptionPolicy(enabled=scene.preempts, min_runtime_ms=scene.min_runtime_ms),
+            preemption=PreemptionPolicy(enabled=setup.preempts, min_runtime_ms=setup.min_runtime_ms),
             last_event=opened.last_event,
-            max_tries=scene.max_tries,
+            max_tries=setup.max_tries,
         )
 
-    def memories(self) -> list[Fact]:
+    def stored_facts(self) -> list[Fact]:
         facts: list[Fact] = [OverridesRestored(overrides) for overrides in self.store.overrides()]
         return facts + [JobRestored(job, runs) for job, runs in self.store.active()]
 
@@ -161,26 +160,26 @@ class Server:
         return facts, step
 
     def commit(self, saves: Sequence[Save]) -> None:
-        """Died if it was refused: nothing of it may be acted upon."""
+        """Crashed if it is refused: nothing of it may be carried out."""
         if self._chance("crash before commit"):
-            raise Died("before the commit")
+            raise Crashed("before the commit")
         if self._chance("store is away"):
-            raise Died("the store was away")
+            raise Crashed("the store was away")
         if self._chance("store is taken over"):
             MemoryStore(of=self.store).open()
             try:
                 self.store.commit(saves)
             except StaleEpoch:
-                raise Died("another server took over") from None
-            raise Wrong("a server that was shut out could still write")
+                raise Crashed("another server took over") from None
+            raise InvariantViolated("a fenced server could still write")
         if self._chance("store is slow"):
             self.store.close()
             try:
                 self.store.commit(saves)
             except Unavailable:
-                self.store.open()  # back again: what was decided is written now
+                self.store.open()  # available again: the decision is written now
             else:
-                raise Wrong("a store that is closed was written to")
+                raise InvariantViolated("a closed store was written")
         if saves:
             self.store.commit(saves)
 
@@ -188,6 +187,6 @@ class Server:
         for act in acts:
             backend = act.run.backend if isinstance(act, Start) else act.backend
             if isinstance(act, WithdrawStop):
-                self.inbox += self.links[backend].spare(act.run)
+                self.inbox += self.links[backend].withdraw_stop(act.run)
             else:
                 self.links[backend].orders.append(act)

@@ -1,7 +1,7 @@
-"""What one run is about: a small cluster, profiles, the faults that may happen, and jobs as they come.
+"""The setup of one run, drawn from its seed: a small cluster, profiles, possible faults, and jobs.
 
-Every other kind of fault is left out of each run (swarm testing): a fault that is always there hides what only happens
-without it. One run in six is calm: nothing goes wrong and estimates hold, so that every promise must be kept.
+Half of the kinds of faults are left out of each run (swarm testing): a fault that is always present hides bugs that need
+its absence. One run in six is calm: no faults, and estimates hold, so that every start reservation must be kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hodei.model.node import Node, Socket, Taint
 
 GIB = 1 << 30
 TAINTS = (Taint("dedicated", "team", "NoSchedule"), Taint("spot", "", "NoExecute"))
-# How likely each is, each time that it could happen.
+# The probability of each, whenever it could happen.
 FAULTS = {
     "node lost": 0.02,
     "journal lost with the node": 0.4,
@@ -42,12 +42,32 @@ FAULTS = {
     "crash before commit": 0.01,
     "crash between commit and act": 0.03,
     "crash between act and observation": 0.03,
-    "peace with old news": 0.4,
+    "reconciled with old data": 0.4,
     "clock jumps": 0.02,
     "step comes late": 0.2,
     "operator": 0.05,
     "user": 0.12,
 }
+
+
+class InvariantViolated(Exception):
+    pass
+
+
+class Chance:
+    """Whether a fault happens: the only source of randomness of a run, so that the seed determines all of it."""
+
+    def __init__(self, rng: Random, odds: dict[str, float]) -> None:
+        self.rng = rng
+        self.odds = odds
+        self.over = False
+
+    def __call__(self, fault: str) -> bool:
+        odds = 0.0 if self.over else self.odds.get(fault, 0.0)
+        return odds > 0 and self.rng.random() < odds
+
+    def stop(self) -> None:
+        self.over = True
 
 
 class FaultSetup(Struct):
@@ -61,7 +81,7 @@ class FaultSetup(Struct):
     max_tries: int
 
 
-def draw_scene(rng: Random) -> FaultSetup:
+def draw_setup(rng: Random) -> FaultSetup:
     calm = rng.random() < 1 / 6
     backends = ["east", "west", "south"][: rng.choice((1, 1, 2, 2, 3))]
     nodes = [draw_node(rng, f"n{number}", rng.choice(backends), calm) for number in range(1, rng.randint(1, 6) + 1)]
@@ -106,16 +126,16 @@ def draw_node(rng: Random, name: str, backend: str, calm: bool) -> Node:
 # ---------------------------------------------------------------------------------------------------- jobs
 
 
-def draw_spec(rng: Random, scene: FaultSetup) -> JobSpec:
-    calm = scene.calm
+def draw_spec(rng: Random, setup: FaultSetup) -> JobSpec:
+    calm = setup.calm
     profile = "batch" if calm else rng.choice(("default", "default", "batch", "batch", "fair"))
     estimate = rng.randint(2, 60) * 1000
     if not calm and rng.random() < 0.3:
         estimate = 0
-    tasks = [_draw_task(rng, scene, "first")]
+    tasks = [_draw_task(rng, setup, "first")]
     if rng.random() < 0.15:
-        tasks.append(_draw_task(rng, scene, "second"))
-    plain = not any(task.request.get("gpu") or task.binding or task.backends for task in tasks)
+        tasks.append(_draw_task(rng, setup, "second"))
+    amounts_only = not any(task.request.get("gpu") or task.binding or task.backends for task in tasks)
     return JobSpec(
         name=rng.choice(("sort", "train", "serve")),
         tasks=tuple(tasks),
@@ -123,27 +143,27 @@ def draw_spec(rng: Random, scene: FaultSetup) -> JobSpec:
         labels={"app": rng.choice(("a", "b"))},
         priority=500 if calm else rng.choice(tuple(PRIORITY_CLASSES.values())),
         profile=profile,
-        backend=_draw_backend(rng, scene) if plain else BackendChoice(),
+        backend=_draw_backend(rng, setup) if amounts_only else BackendChoice(),
         estimate_ms=estimate,
         timeout_ms=0,
         scheduling_timeout_ms=0 if calm or rng.random() < 0.9 else 30_000,
         retries=rng.choice((0, 1, 3)),
         restart=rng.choice(("on_failure",) * 8 + ("never", "always")) if not calm else "on_failure",
         grace_ms=rng.choice((0, 1000, 10_000)),
-        gang=_draw_gang(rng, plain, calm),
+        gang=_draw_gang(rng, amounts_only, calm),
         checkpoint=Checkpoint(signal="USR1") if rng.random() < 0.2 else Checkpoint(),
     )
 
 
-def _draw_backend(rng: Random, scene: FaultSetup) -> BackendChoice:
-    if scene.calm or rng.random() < 0.85:
+def _draw_backend(rng: Random, setup: FaultSetup) -> BackendChoice:
+    if setup.calm or rng.random() < 0.85:
         return BackendChoice()
-    return BackendChoice(rng.choice(("specific", "preferred")), (rng.choice(scene.nodes).backend,))
+    return BackendChoice(rng.choice(("specific", "preferred")), (rng.choice(setup.nodes).backend,))
 
 
-def _draw_gang(rng: Random, plain: bool, calm: bool) -> GangRules:
+def _draw_gang(rng: Random, amounts_only: bool, calm: bool) -> GangRules:
     return GangRules(
-        topology="zone" if plain and not calm and rng.random() < 0.2 else "",
+        topology="zone" if amounts_only and not calm and rng.random() < 0.2 else "",
         topology_required=rng.random() < 0.7,
         on_failure="repair" if not calm and rng.random() < 0.5 else "restart",
         assembly_timeout_ms=0 if calm else rng.choice((0, 0, 5000, 20_000)),
@@ -151,11 +171,11 @@ def _draw_gang(rng: Random, plain: bool, calm: bool) -> GangRules:
     )
 
 
-def _draw_task(rng: Random, scene: FaultSetup, name: str) -> TaskSpec:
+def _draw_task(rng: Random, setup: FaultSetup, name: str) -> TaskSpec:
     count = rng.choice((1, 1, 1, 2, 3, 4))
     request = {"cpu": rng.choice((500, 1000, 1000, 2000, 3000)), "memory": rng.choice((0, 1, 2, 3)) * GIB}
     fields: dict[str, Any] = {}
-    if not scene.calm:
+    if not setup.calm:
         if rng.random() < 0.15:
             request["gpu"] = rng.choice((300, 500, 1000, 1500))
         if rng.random() < 0.1:
@@ -176,7 +196,7 @@ def _draw_task(rng: Random, scene: FaultSetup, name: str) -> TaskSpec:
 
 
 def draw_duration_ms(rng: Random, spec: JobSpec, calm: bool) -> int:
-    """How long a run really takes; in calm runs never longer than was said."""
+    """The actual run time; in calm runs never longer than the estimate."""
     if calm or (spec.estimate_ms and rng.random() < 0.5):
         return max(spec.estimate_ms * rng.choice((30, 70, 100)) // 100, 1)
     return rng.randint(1, 90) * 1000

@@ -34,7 +34,7 @@ def run(jobs: list[Job], procs: int, overrun: str, name: str = "easy", *reservat
     return Simulation(pool(jobs, procs), made, policy=name).run()
 
 
-def test_the_promised_start_is_kept_when_those_who_went_ahead_are_held_to_their_word():
+def test_a_start_reservation_is_kept_when_overruns_are_enforced():
     assert waits_s(run(LATE, 4, "let")) == {1: 0, 2: 501, 3: 0}
     result = run(LATE, 4, "stop")
     assert waits_s(result) == {1: 0, 2: 59, 3: 0}
@@ -54,7 +54,7 @@ def careless(seed: int) -> tuple[list[Job], int]:
     return jobs, procs
 
 
-def test_nothing_is_lost_or_broken_however_wrong_estimates_are():
+def test_no_job_is_lost_however_wrong_estimates_are():
     stopped = 0
     for seed in range(15):
         jobs, procs = careless(seed)
@@ -72,7 +72,7 @@ def test_nothing_is_lost_or_broken_however_wrong_estimates_are():
     assert stopped > 10
 
 
-def test_a_window_clears_its_room_and_whoever_had_to_go_runs_after_it():
+def test_a_reservation_evicts_runs_from_its_nodes_and_they_run_after_it():
     jobs = [Job(1, 0, 100, 100, 4)]
     window = (50_000, 80_000, (("pool", {CPU: 4000}),))
     kept = Reservation("demo", "sales", *window)
