@@ -1,4 +1,4 @@
-"""For tests: a real host agent in a directory of its own, and a server's side of it that remembers what it heard."""
+"""For tests: a real host agent in a directory of its own, and a recorder of its observations."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Desk(RunRecorder):
         except BackendError:
             if not isinstance(self.backend, LocalBackend):
                 raise
-            while not await self._made_peace():
+            while not await self._reconciled():
                 pass
 
-    async def _made_peace(self) -> bool:
-        """What a server does when the other side was gone: order again what it does not know of and was not seen running."""
+    async def _reconciled(self) -> bool:
+        """As a server does after an outage: order again what the agent does not know and was not seen running."""
         try:
             await self.backend.open()
             known = await self.backend.known()
@@ -77,7 +77,7 @@ def agent_pid(home: Path) -> int:
 
 
 async def kill_agent(home: Path) -> None:
-    """kill -9, and gone when this returns."""
+    """kill -9; it has exited when this returns."""
     await until(lambda: agent_pid(home) > 1)
     pid = agent_pid(home)
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""For tests: the Docker backend over real daemons, with an installation of its own so that it sees nobody else's runs."""
+"""For tests: the Docker backend over real daemons, with an installation of its own, so that it sees only its own runs."""
 
 from __future__ import annotations
 

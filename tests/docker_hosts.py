@@ -1,6 +1,6 @@
 """For tests: real Docker daemons, each with its own containerd, directories and socket, and one small image made of busybox.
 
-Nothing is shared with a daemon that the machine may have; nothing is fetched. Stopped by pid when the tests are over.
+Nothing is shared with the machine's own daemon; nothing is pulled. Stopped by pid after the tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUSYBOX = "/bin/busybox"
 UP_S = 60.0
 
 
-class _OverSocket(http.client.HTTPConnection):
+class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=60)
         self._path = path
@@ -40,7 +40,7 @@ class _OverSocket(http.client.HTTPConnection):
 
 
 class Daemon:
-    """One dockerd. `kill` is -9: its containers go on, or not, as Docker will have it."""
+    """One dockerd. `kill` is -9: its containers continue with live restore only."""
 
     def __init__(self, place: Path, name: str) -> None:
         self.name, self._place = name, place / name
@@ -69,7 +69,7 @@ class Daemon:
             return
         self._place.mkdir(parents=True, exist_ok=True)
         (self._place / "docker.pid").unlink(missing_ok=True)  # stale after a kill
-        # Without a key of its own every daemon of this machine would say that it is the same one.
+        # Without a key of its own every daemon of this machine would have the same identity.
         (self._place / "daemon.json").write_text(json.dumps({"deprecated-key-path": f"{self._place}/key.json"}))
         command = [
             "dockerd", "--config-file", f"{self._place}/daemon.json", "--host", self.url,
@@ -97,26 +97,26 @@ class Daemon:
         return f"/hodei-test-{self._place.parent.name}-{self.name}"
 
     def request(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
-        connection = _OverSocket(self.socket)
+        connection = _UnixConnection(self.socket)
         try:
             connection.request(method, path, body, {"Content-Type": kind})
             answer = connection.getresponse()
-            said = answer.read()
+            data = answer.read()
         finally:
             connection.close()
         if answer.status >= 400:
-            raise AssertionError(f"{method} {path}: {answer.status} {said!r}")
+            raise AssertionError(f"{method} {path}: {answer.status} {data!r}")
         try:
-            return json.loads(said)
+            return json.loads(data)
         except ValueError:
-            return said
+            return data
 
     def have_image(self) -> None:
         if any(IMAGE in (image["RepoTags"] or ()) for image in self.request("GET", "/images/json")):
             return
         query = "fromSrc=-&repo=busybox&tag=local&changes=ENV%20PATH%3D/bin&changes=CMD%20%5B%22/bin/sh%22%5D"
-        said = self.request("POST", f"/images/create?{query}", _busybox_tar(), "application/x-tar")
-        assert b"error" not in (said if isinstance(said, bytes) else json.dumps(said).encode()), said
+        output = self.request("POST", f"/images/create?{query}", _busybox_tar(), "application/x-tar")
+        assert b"error" not in (output if isinstance(output, bytes) else json.dumps(output).encode()), output
 
     def containers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.request("GET", "/containers/json?all=1")
@@ -132,10 +132,10 @@ class Daemon:
         self._process.kill()
         self._process.wait(30)
         Path(self.socket).unlink(missing_ok=True)
-        self._bury_containerd()
+        self._await_containerd_exit()
 
-    def _bury_containerd(self) -> None:
-        """It dies with its dockerd; the next one takes a dead process that nobody has buried for a living one."""
+    def _await_containerd_exit(self) -> None:
+        """It dies with its dockerd, but the next dockerd would take a zombie for a live process."""
         file = self._place / "exec/containerd/containerd.pid"
         deadline = time.monotonic() + 10
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -176,7 +176,7 @@ class Daemon:
                 group.rmdir()
 
     def _end_containerd(self) -> None:
-        """A daemon that was killed leaves it behind."""
+        """A killed dockerd leaves it running."""
         try:
             pid = int((self._place / "exec/containerd/containerd.pid").read_text())
             if str(self._place).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -189,8 +189,8 @@ class Daemon:
             pass
 
 
-class Farm:
-    """Daemons by name, started when first asked for."""
+class DockerDaemons:
+    """Daemons by name, started on first use."""
 
     def __init__(self) -> None:
         self._place = Path(tempfile.mkdtemp(prefix="hdock", dir="/tmp"))
@@ -241,7 +241,7 @@ def _busybox_tar() -> bytes:
     return packed.getvalue()
 
 
-def why_not() -> str:
+def missing_requirement() -> str:
     """What is missing here for a daemon of our own, or ""."""
     missing = [name for name in ("dockerd", "containerd", "runc", "docker-init") if shutil.which(name) is None]
     if not os.access(BUSYBOX, os.X_OK):
@@ -252,14 +252,14 @@ def why_not() -> str:
 
 
 @pytest.fixture(scope="session")
-def dockerd() -> Iterator[Farm]:
+def dockerd() -> Iterator[DockerDaemons]:
     """Docker daemons for the whole session: `dockerd()` is the first of them."""
-    if problem := why_not():
+    if problem := missing_requirement():
         if os.environ.get("CI"):
             pytest.fail(problem)
         pytest.skip(problem)
-    farm = Farm()
+    daemons = DockerDaemons()
     try:
-        yield farm
+        yield daemons
     finally:
-        farm.close()
+        daemons.close()

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from builders import a_node
 from docker_backends import a_docker, a_name
-from docker_hosts import Farm
+from docker_hosts import DockerDaemons
 from hodei.backends.base import BackendContext
 from hodei.backends.docker.backend import CAPABILITIES as DOCKER_CAPABILITIES
 from hodei.backends.hpc.pbs import capabilities as pbs_capabilities
@@ -56,7 +56,7 @@ class TestDocker(BackendConformance):
     deadline_s = 120.0
 
     @pytest.fixture(autouse=True)
-    def choose(self, dockerd: Farm) -> None:
+    def choose(self, dockerd: DockerDaemons) -> None:
         self.daemon, self.installation = dockerd(), a_name()
 
     def make_backend(self, home: Path) -> Backend:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from docker_hosts import IMAGE, Daemon, Farm
+from docker_hosts import IMAGE, Daemon, DockerDaemons
 from real.installation import Installation, until
 from slurm_cluster import SlurmCluster
 
@@ -67,7 +67,9 @@ def only(installation: Installation, name: str) -> None:
 
 
 @pytest.fixture
-def all_three(installation: Installation, dockerd: Farm, slurm: SlurmCluster, tmp_path: Path) -> Iterator[Installation]:
+def all_three(
+    installation: Installation, dockerd: DockerDaemons, slurm: SlurmCluster, tmp_path: Path
+) -> Iterator[Installation]:
     hpc = SLURM.format(output=tmp_path / "shared", conf=slurm.conf)
     installation.configure(docker(dockerd()) + hpc).up()
     until(lambda: all(states(installation).get(name) == "ok" for name in EVERYWHERE), "all three backends are well")
@@ -127,7 +129,7 @@ def jobs_per_second(installation: Installation) -> float:
     return LOCAL_JOBS / took
 
 
-def test_a_backend_that_hangs_does_not_delay_the_others(installation: Installation, dockerd: Farm):
+def test_a_backend_that_hangs_does_not_delay_the_others(installation: Installation, dockerd: DockerDaemons):
     """The daemon is stopped, so that its socket takes every question and answers none, with a run under way there and more
     on their way. How fast the others are meanwhile is printed, not asserted: that is the machine's doing too."""
     sick = dockerd("frozen")

@@ -27,7 +27,7 @@ def pool(scripted: Server, connections: int = 4) -> Pool:
         pytest.param(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", id="after 100"),
     ],
 )
-def test_an_answer_is_read_whole_and_its_connection_is_used_again(sent: bytes):
+def test_an_answer_is_complete_and_its_connection_is_reused(sent: bytes):
     async def story() -> None:
         async with server(sent, sent) as scripted:
             asked = pool(scripted)
@@ -68,7 +68,7 @@ def test_an_answer_without_a_length_lasts_until_the_connection_is_closed():
     asyncio.run(story())
 
 
-def test_a_large_answer_is_read_whole():
+def test_a_large_answer_is_complete():
     body = b"0123456789abcdef" * (1 << 20)
 
     async def story() -> None:
@@ -78,7 +78,7 @@ def test_a_large_answer_is_read_whole():
     asyncio.run(story())
 
 
-def test_a_connection_that_the_server_wants_closed_is_not_used_again():
+def test_a_connection_with_connection_close_is_not_reused():
     async def story() -> None:
         async with server(answer(200, b"{}", "Connection: close"), answer(200)) as scripted:
             asked = pool(scripted)
@@ -89,7 +89,7 @@ def test_a_connection_that_the_server_wants_closed_is_not_used_again():
     asyncio.run(story())
 
 
-def test_a_get_on_a_rested_connection_that_the_server_closed_is_sent_once_more():
+def test_a_get_on_a_closed_idle_connection_is_repeated():
     async def story() -> None:
         async with server(answer(200), CLOSE, answer(202)) as scripted:
             asked = pool(scripted)
@@ -100,7 +100,7 @@ def test_a_get_on_a_rested_connection_that_the_server_closed_is_sent_once_more()
     asyncio.run(story())
 
 
-def test_a_post_that_may_have_been_done_is_not_sent_twice():
+def test_a_post_that_may_have_arrived_is_not_repeated():
     async def story() -> None:
         async with server(answer(200), CLOSE, answer(202)) as scripted:
             asked = pool(scripted)
@@ -113,7 +113,7 @@ def test_a_post_that_may_have_been_done_is_not_sent_twice():
     asyncio.run(story())
 
 
-def test_a_post_finds_a_connection_that_was_closed_while_it_rested_and_takes_a_new_one():
+def test_a_post_on_a_connection_closed_while_idle_uses_a_new_one():
     def then_close(writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200))
         writer.close()
@@ -130,7 +130,7 @@ def test_a_post_finds_a_connection_that_was_closed_while_it_rested_and_takes_a_n
     asyncio.run(story())
 
 
-def test_a_new_connection_that_is_closed_at_once_is_told_and_not_tried_for_ever():
+def test_a_new_connection_that_is_closed_at_once_is_an_error():
     async def story() -> None:
         async with server(CLOSE, CLOSE, CLOSE) as scripted:
             with pytest.raises(Unreached, match="closed"):
@@ -140,7 +140,7 @@ def test_a_new_connection_that_is_closed_at_once_is_told_and_not_tried_for_ever(
     asyncio.run(story())
 
 
-def test_an_answer_cut_in_the_middle_is_an_error_and_not_an_answer():
+def test_an_answer_cut_in_the_middle_is_an_error():
     def cut(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhel")
         writer.close()
@@ -153,7 +153,7 @@ def test_an_answer_cut_in_the_middle_is_an_error_and_not_an_answer():
     asyncio.run(story())
 
 
-def test_a_server_that_does_not_answer_is_given_up_in_time_and_a_get_is_not_sent_again():
+def test_a_server_that_does_not_answer_times_out_and_a_get_is_not_repeated():
     def silence(writer: asyncio.StreamWriter) -> None:
         pass
 
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_answer_is_given_up_in_time_and_a_get_is_not_sent
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["with the first", "later"])
-def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one(later: bool):
+def test_an_unrequested_answer_is_not_used_for_the_next_request(later: bool):
     async def two(writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200, b"mine"))
         if later:
@@ -187,7 +187,7 @@ def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one(later: bo
     asyncio.run(story())
 
 
-def test_what_is_not_http_is_told():
+def test_an_answer_that_is_not_http_is_an_error():
     async def story() -> None:
         async with server(b"SSH-2.0-OpenSSH_9\r\n\r\n") as scripted:
             with pytest.raises(Unreached, match="not HTTP"):
@@ -196,7 +196,7 @@ def test_what_is_not_http_is_told():
     asyncio.run(story())
 
 
-def test_nobody_at_the_address_is_told():
+def test_a_refused_connection_is_an_error():
     async def story() -> None:
         async with server() as scripted:
             port = scripted.port
@@ -206,7 +206,7 @@ def test_nobody_at_the_address_is_told():
     asyncio.run(story())
 
 
-def test_no_more_than_the_allowed_exchanges_are_under_way_and_all_have_their_turn():
+def test_the_pool_limits_concurrent_exchanges_and_serves_all():
     under_way = most = 0
 
     async def slowly(writer: asyncio.StreamWriter) -> None:
@@ -229,7 +229,7 @@ def test_no_more_than_the_allowed_exchanges_are_under_way_and_all_have_their_tur
     asyncio.run(story())
 
 
-def test_a_caller_that_gives_up_leaves_no_half_read_connection_behind():
+def test_a_cancelled_exchange_leaves_no_half_read_connection():
     def silence(writer: asyncio.StreamWriter) -> None:
         pass
 
@@ -247,7 +247,7 @@ def test_a_caller_that_gives_up_leaves_no_half_read_connection_behind():
     asyncio.run(story())
 
 
-def test_after_new_certificates_no_old_connection_is_used():
+def test_no_old_connection_is_reused_after_new_certificates():
     async def story() -> None:
         async with server(answer(200), answer(200)) as scripted:
             asked = pool(scripted)
@@ -259,7 +259,7 @@ def test_after_new_certificates_no_old_connection_is_used():
     asyncio.run(story())
 
 
-def test_a_proxy_is_asked_to_connect_and_its_refusal_is_told():
+def test_a_proxy_gets_connect_and_its_refusal_is_reported():
     async def story() -> None:
         async with server(b"HTTP/1.1 200 OK\r\n\r\n", answer(200, b"through")) as scripted:
             origin = Origin("kubernetes.example", 6443, proxy=f"http://me:secret@127.0.0.1:{scripted.port}")

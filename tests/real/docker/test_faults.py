@@ -1,4 +1,4 @@
-"""Daemons that are killed, that hang, and people who take containers away: what becomes of the runs."""
+"""Daemons that are killed or hang, and containers removed by others: the states of their runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from agent_host import Desk, alive, until
 from docker_backends import a_docker, a_name
-from docker_hosts import Daemon, Farm
+from docker_hosts import Daemon, DockerDaemons
 from hodei.backends.docker.settings import Allow
 from real.docker.test_runs import an_order, sh
 
@@ -66,7 +66,9 @@ def ends_on_term(pid: int) -> bool:
     return not alive(pid)
 
 
-def test_with_live_restore_runs_outlive_a_killed_daemon_and_ends_meanwhile_are_found(dockerd: Farm, tmp_path: Path):
+def test_with_live_restore_runs_survive_a_killed_daemon_and_their_ends_are_found(
+    dockerd: DockerDaemons, tmp_path: Path
+):
     daemon = dockerd("h2", live_restore=True)
 
     async def story() -> None:
@@ -92,9 +94,7 @@ def test_with_live_restore_runs_outlive_a_killed_daemon_and_ends_meanwhile_are_f
     asyncio.run(story())
 
 
-def test_without_live_restore_a_killed_daemon_takes_its_runs_down_and_they_are_lost_not_failed(
-    dockerd: Farm, tmp_path: Path
-):
+def test_without_live_restore_runs_of_a_killed_daemon_are_lost_not_failed(dockerd: DockerDaemons, tmp_path: Path):
     daemon = dockerd("h1")
 
     async def story() -> None:
@@ -122,9 +122,7 @@ def test_without_live_restore_a_killed_daemon_takes_its_runs_down_and_they_are_l
 @pytest.mark.parametrize(
     "server_is_there", [pytest.param(True, id="while we look on"), pytest.param(False, id="while we are away")]
 )
-def test_a_run_whose_container_somebody_removed_is_lost_and_not_finished(
-    dockerd: Farm, tmp_path: Path, server_is_there
-):
+def test_a_run_whose_container_was_removed_by_others_is_lost(dockerd: DockerDaemons, tmp_path: Path, server_is_there):
     daemon, name = dockerd("h1"), a_name()
 
     def remove_all() -> None:
@@ -151,7 +149,7 @@ def test_a_run_whose_container_somebody_removed_is_lost_and_not_finished(
     asyncio.run(story())
 
 
-def test_a_host_that_hangs_holds_up_nobody_else_and_its_runs_go_on(dockerd: Farm, tmp_path: Path):
+def test_a_host_that_hangs_delays_only_its_own_runs(dockerd: DockerDaemons, tmp_path: Path):
     well, sick = dockerd("h1"), dockerd("h2", live_restore=True)
 
     async def story() -> None:
@@ -184,7 +182,7 @@ def test_a_host_that_hangs_holds_up_nobody_else_and_its_runs_go_on(dockerd: Farm
     asyncio.run(story())
 
 
-def test_a_run_that_ends_while_its_host_hangs_ended_then_and_not_when_the_host_came_back(dockerd: Farm, tmp_path: Path):
+def test_a_run_that_ends_while_its_host_hangs_has_the_right_end_time(dockerd: DockerDaemons, tmp_path: Path):
     daemon, name = dockerd("h1"), a_name()
 
     def now_ms() -> int:
@@ -219,9 +217,7 @@ def test_a_run_that_ends_while_its_host_hangs_ended_then_and_not_when_the_host_c
     asyncio.run(story())
 
 
-def test_the_runs_of_a_host_that_is_away_when_the_server_begins_are_not_taken_for_finished(
-    dockerd: Farm, tmp_path: Path
-):
+def test_runs_of_an_unreachable_host_are_known_after_a_server_restart(dockerd: DockerDaemons, tmp_path: Path):
     well, away, name = dockerd("h1"), dockerd("h2", live_restore=True), a_name()
 
     async def story() -> None:
@@ -248,8 +244,8 @@ def test_the_runs_of_a_host_that_is_away_when_the_server_begins_are_not_taken_fo
     asyncio.run(story())
 
 
-def test_a_host_that_is_silent_for_too_long_is_given_up_and_what_it_still_runs_is_ended_when_it_is_back(
-    dockerd: Farm, tmp_path: Path
+def test_a_host_silent_for_too_long_is_lost_and_its_runs_are_stopped_when_it_is_back(
+    dockerd: DockerDaemons, tmp_path: Path
 ):
     well, sick = dockerd("h1"), dockerd("h2", live_restore=True)
 
@@ -275,7 +271,7 @@ async def nodes_are(desk: Desk, names: set[str]) -> None:
     raise AssertionError(f"the nodes did not become {names}")
 
 
-def test_an_answer_that_was_lost_after_the_daemon_had_done_it_is_adopted(dockerd: Farm, tmp_path: Path, monkeypatch):
+def test_a_container_is_adopted_after_a_lost_answer(dockerd: DockerDaemons, tmp_path: Path, monkeypatch):
     """The daemon makes and starts the container, and every answer to that is lost on its way."""
     daemon = dockerd("h1")
 

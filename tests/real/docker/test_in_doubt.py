@@ -1,5 +1,5 @@
-"""Nothing runs twice on Docker, whatever becomes of a request to make or to start a container: the daemon hangs (SIGSTOP) for
-longer than we wait, or the answer is cut after the daemon has acted.
+"""Nothing runs twice on Docker when a create or start request gets no answer: the daemon hangs (SIGSTOP) for longer than the
+timeout, or the answer is cut after the daemon has acted.
 
 Every run appends a line to a file of the host, so that what counts is how often it was really executed. HODEI_ROUNDS says
 how often each scenario is played.
@@ -19,7 +19,7 @@ import pytest
 
 from agent_host import Desk, until
 from docker_backends import a_docker
-from docker_hosts import IMAGE, Daemon, Farm
+from docker_hosts import IMAGE, Daemon, DockerDaemons
 from gate import ABANDON, CUT, DROP, PASS, Gate, freeze
 from hodei.backends.docker import engine, start
 from hodei.backends.docker.settings import Allow
@@ -72,7 +72,7 @@ class Scene:
 
 
 @pytest.fixture
-def daemon(dockerd: Farm) -> Iterator[Daemon]:
+def daemon(dockerd: DockerDaemons) -> Iterator[Daemon]:
     daemon = dockerd("h1")
     daemon.clear()
     try:
@@ -145,9 +145,7 @@ def test_a_run_whose_request_got_no_answer_is_executed_once(daemon, tmp_path, im
 
 
 @pytest.mark.parametrize("verb", REQUEST)
-def test_a_run_that_is_cancelled_while_nobody_knows_whether_it_began_leaves_nothing_behind(
-    daemon, tmp_path, impatient, verb
-):
+def test_a_run_cancelled_while_in_doubt_leaves_nothing_behind(daemon, tmp_path, impatient, verb):
     async def story() -> None:
         async with a_scene(daemon, tmp_path) as scene:
             for job in range(1, ROUNDS + 1):
@@ -167,7 +165,7 @@ def test_a_run_that_is_cancelled_while_nobody_knows_whether_it_began_leaves_noth
 
 
 @pytest.mark.parametrize("seconds", [0, 1], ids=["it has ended by then", "it runs by then"])
-def test_a_start_that_comes_after_we_looked_is_found_out_all_the_same(daemon, tmp_path, impatient, seconds):
+def test_a_start_that_arrives_after_the_inspection_is_found(daemon, tmp_path, impatient, seconds):
     """The daemon carries out a start that we know nothing of between our look at the container and its removal."""
 
     def start_late(gate: Gate) -> None:
@@ -192,7 +190,7 @@ def test_a_start_that_comes_after_we_looked_is_found_out_all_the_same(daemon, tm
     asyncio.run(story())
 
 
-def test_a_start_that_never_arrived_is_made_up_for(daemon, tmp_path, impatient):
+def test_a_start_that_never_arrived_is_repeated(daemon, tmp_path, impatient):
     async def story() -> None:
         async with a_scene(daemon, tmp_path) as scene:
             scene.gate.expect(REQUEST["start"], DROP)

@@ -1,4 +1,4 @@
-"""Strings that mean something to a shell, in every field that a user fills in, as real runs: no shell ever reads them."""
+"""Shell metacharacters in every field of a job, as real runs: no shell ever reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import structs
 
 from agent_host import Desk
 from docker_backends import a_docker
-from docker_hosts import Farm
+from docker_hosts import DockerDaemons
 from hodei.backends.docker.settings import Allow
 from real.docker.test_runs import an_order
 
@@ -28,7 +28,7 @@ def hostile(canary: str) -> list[str]:
     return words[:RUNS]
 
 
-def test_no_shell_reads_what_users_write(dockerd: Farm, tmp_path: Path):
+def test_no_shell_reads_user_input(dockerd: DockerDaemons, tmp_path: Path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

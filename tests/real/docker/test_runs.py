@@ -1,4 +1,4 @@
-"""What a run in a container is held to, and what is done about it while it runs; with a real daemon."""
+"""Limits, options and supervision of runs in containers; with a real daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import structs
 from agent_host import Desk, until
 from agent_host import an_order as a_plain_order
 from docker_backends import a_docker, a_name
-from docker_hosts import Farm
+from docker_hosts import DockerDaemons
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError
@@ -36,7 +36,7 @@ def sh(script: str) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def at_a_desk(home: Path, farm: Farm, **fields: Any) -> AsyncIterator[Desk]:
+async def at_a_desk(home: Path, farm: DockerDaemons, **fields: Any) -> AsyncIterator[Desk]:
     daemon = farm()
     backend = a_docker(home, daemon, **fields)
     await backend.open()
@@ -48,7 +48,7 @@ async def at_a_desk(home: Path, farm: Farm, **fields: Any) -> AsyncIterator[Desk
 
 
 @pytest.fixture
-def tell(dockerd: Farm, tmp_path: Path) -> Callable[..., None]:
+def tell(dockerd: DockerDaemons, tmp_path: Path) -> Callable[..., None]:
     def whole(story: Callable[[Desk], Awaitable[None]], **fields: Any) -> None:
         async def run() -> None:
             async with at_a_desk(tmp_path / "home", dockerd, **fields) as desk:
@@ -62,7 +62,7 @@ def tell(dockerd: Farm, tmp_path: Path) -> Callable[..., None]:
 # ------------------------------------------------------------------------------------------ limits
 
 
-def test_a_run_over_its_memory_limit_is_told_apart_from_one_that_was_killed(tell):
+def test_a_run_over_its_memory_limit_fails_with_oom_and_not_killed(tell):
     async def story(desk: Desk) -> None:
         eat = sh("x=a; while :; do x=$x$x; done")
         oom, killed = await desk.run(
@@ -90,7 +90,7 @@ def test_limits_hold_inside_the_container(tell):
     tell(story, pids_limit=77)
 
 
-def test_weight_and_how_readily_it_is_killed_follow_the_class_of_a_run(tell):
+def test_cpu_shares_and_oom_score_follow_the_quality_of_service(tell):
     async def story(desk: Desk) -> None:
         look = sh("cat /proc/self/oom_score_adj; cd /sys/fs/cgroup; cat cpu/cpu.shares 2>/dev/null || cat cpu.weight")
         full = {"cpu": 1000, "memory": 64 * MI}
@@ -111,7 +111,7 @@ def test_weight_and_how_readily_it_is_killed_follow_the_class_of_a_run(tell):
     tell(story)
 
 
-def test_a_run_can_not_make_more_processes_than_it_may(tell):
+def test_a_run_cannot_exceed_its_process_limit(tell):
     async def story(desk: Desk) -> None:
         bomb = sh("n=0; while [ $n -lt 50 ]; do sleep 30 & n=$((n+1)); done; echo all there")
         (end,) = await desk.run(an_order(1, *bomb))
@@ -121,7 +121,7 @@ def test_a_run_can_not_make_more_processes_than_it_may(tell):
     tell(story, pids_limit=20)
 
 
-def test_no_more_containers_than_a_host_may_have_are_there_at_once(tell, dockerd):
+def test_a_host_never_exceeds_max_containers(tell, dockerd):
     async def story(desk: Desk) -> None:
         orders = [an_order(job, "/bin/sleep", "0.5") for job in range(1, 6)]
         assert await desk.backend.start(orders) == {}
@@ -141,7 +141,7 @@ def test_no_more_containers_than_a_host_may_have_are_there_at_once(tell, dockerd
     tell(story, hosts={"h1": {"max_containers": 2}})
 
 
-def test_a_run_that_waits_for_its_turn_can_be_stopped(tell):
+def test_a_run_that_waits_for_a_slot_can_be_stopped(tell):
     async def story(desk: Desk) -> None:
         assert await desk.backend.start([an_order(1, "/bin/sleep", "60"), an_order(2)]) == {}
         await desk.running("1.0.1")
@@ -155,7 +155,7 @@ def test_a_run_that_waits_for_its_turn_can_be_stopped(tell):
 # ---------------------------------------------------------------------------------------- commands
 
 
-def test_a_command_that_is_not_there_and_one_that_can_not_be_run_end_as_a_shell_would_say(tell):
+def test_a_missing_or_unrunnable_command_has_the_exit_code_of_a_shell(tell):
     async def story(desk: Desk) -> None:
         ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
         assert [(end.state, end.exit_code) for end in ends] == [("failed", 127), ("failed", 126)]
@@ -163,7 +163,7 @@ def test_a_command_that_is_not_there_and_one_that_can_not_be_run_end_as_a_shell_
     tell(story)
 
 
-def test_without_docker_s_init_the_same_is_said(tell):
+def test_without_init_the_exit_codes_are_the_same(tell):
     async def story(desk: Desk) -> None:
         ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
         assert [(end.state, end.exit_code) for end in ends] == [("failed", 127), ("failed", 126)]
@@ -173,7 +173,7 @@ def test_without_docker_s_init_the_same_is_said(tell):
     tell(story, init=False)
 
 
-def test_an_image_that_is_not_there_and_may_not_be_fetched_says_so(tell):
+def test_a_missing_image_that_may_not_be_pulled_is_reported(tell):
     async def story(desk: Desk) -> None:
         never = {"docker.hodei.io/pull": "never"}
         assert await desk.backend.start([an_order(1, image="not-here:never", annotations=never)]) == {}
@@ -185,7 +185,7 @@ def test_an_image_that_is_not_there_and_may_not_be_fetched_says_so(tell):
     tell(story)
 
 
-def test_labels_tell_whose_run_it_is(tell, dockerd):
+def test_labels_identify_the_run(tell, dockerd):
     async def story(desk: Desk) -> None:
         await desk.run(an_order(1, labels={"team": "ml", "hodei.io/run": "77.0.1"}, project="vision"))
         (container,) = await asyncio.to_thread(dockerd().containers)
@@ -197,7 +197,7 @@ def test_labels_tell_whose_run_it_is(tell, dockerd):
     tell(story)
 
 
-def test_the_user_the_operator_chose_is_the_one_that_runs(tell):
+def test_the_configured_user_runs_the_command(tell):
     async def story(desk: Desk) -> None:
         as_nobody = {"docker.hodei.io/user": "65534:65534"}
         await desk.run(an_order(1, "/bin/id", "-u"), an_order(2, "/bin/id", "-u", annotations=as_nobody))
@@ -237,7 +237,7 @@ def test_an_allowed_directory_is_mounted_and_only_written_to_if_that_is_allowed(
         pytest.param({"command": sh('echo saved; touch "$HODEI_CHECKPOINT_FILE"')}, id="by a command"),
     ],
 )
-def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tell, how):
+def test_a_stop_waits_for_the_checkpoint_and_reports_its_time(tell, how):
     async def story(desk: Desk) -> None:
         hook = Checkpoint(timeout_ms=3_600_000, **how)
         script = """
@@ -257,7 +257,7 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tell, how):
     tell(story)
 
 
-def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tell):
+def test_a_checkpoint_without_a_stop_is_reported(tell):
     async def story(desk: Desk) -> None:
         hook = Checkpoint(signal="USR1", timeout_ms=3_600_000)
         script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
@@ -281,7 +281,7 @@ def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tell):
         pytest.param(HealthCheck(http="http://127.0.0.1:9/", every_ms=100, failures=2), id="an address"),
     ],
 )
-def test_a_run_that_is_not_well_is_stopped_and_said_to_be_unhealthy(tell, check):
+def test_an_unhealthy_run_is_stopped(tell, check):
     async def story(desk: Desk) -> None:
         (end,) = await desk.run(an_order(1, "/bin/sleep", "300", health=check))
         assert (end.state, end.reason_code) == ("failed", "unhealthy")
@@ -289,7 +289,7 @@ def test_a_run_that_is_not_well_is_stopped_and_said_to_be_unhealthy(tell, check)
     tell(story)
 
 
-def test_a_run_over_its_time_is_stopped_and_said_to_be_too_late_also_after_a_restart(tell, tmp_path, dockerd):
+def test_a_timeout_stops_the_run_also_after_a_restart(tell, tmp_path, dockerd):
     async def story(desk: Desk) -> None:
         (end,) = await desk.run(an_order(1, "/bin/sleep", "300", timeout_ms=500))
         assert (end.state, end.reason_code) == ("failed", "timeout")
@@ -315,7 +315,7 @@ def test_a_run_over_its_time_is_stopped_and_said_to_be_too_late_also_after_a_res
     asyncio.run(second())
 
 
-def test_what_a_run_said_is_there_after_its_container_is_gone(tell, dockerd):
+def test_the_log_survives_the_container(tell, dockerd):
     async def story(desk: Desk) -> None:
         await desk.run(an_order(1, *sh("echo out; echo error >&2")))
         await desk.backend.forget([Forget("1.0.1", "docker")])
@@ -327,7 +327,7 @@ def test_what_a_run_said_is_there_after_its_container_is_gone(tell, dockerd):
     tell(story)
 
 
-def test_a_long_log_is_read_piece_by_piece_while_it_grows(tell):
+def test_a_growing_log_is_read_in_chunks(tell):
     async def story(desk: Desk) -> None:
         script = sh("n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo line $n; echo other $n >&2; done; sleep 300")
         await desk.backend.start([an_order(1, *script)])
@@ -344,7 +344,7 @@ def test_a_long_log_is_read_piece_by_piece_while_it_grows(tell):
     tell(story)
 
 
-def test_what_is_used_is_measured(tell):
+def test_usage_is_measured(tell):
     async def story(desk: Desk) -> None:
         await desk.backend.start([an_order(1, *sh("while :; do :; done"), limits={"cpu": 300})])
         await desk.running("1.0.1")
@@ -371,7 +371,7 @@ def test_what_is_used_is_measured(tell):
         pytest.param({"user": "root"}, "root", id="a user"),
     ],
 )
-def test_what_the_operator_did_not_allow_is_refused_before_anything_is_made(tell, dockerd, annotations, words):
+def test_a_forbidden_option_is_refused_before_a_container_is_created(tell, dockerd, annotations, words):
     async def story(desk: Desk) -> None:
         asked = {f"docker.hodei.io/{key}": value for key, value in annotations.items()}
         answer = await desk.backend.start([an_order(1, annotations=asked)])

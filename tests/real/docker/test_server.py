@@ -1,10 +1,10 @@
-"""A whole Hodei with Docker hosts: the command line, the store and the scheduler, across the death of the server."""
+"""A complete server with Docker hosts: command line, store and scheduler, also after the server was killed."""
 
 from __future__ import annotations
 
 import pytest
 
-from docker_hosts import IMAGE, Farm
+from docker_hosts import IMAGE, DockerDaemons
 from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
@@ -20,7 +20,7 @@ def configured(installation: Installation, *daemons) -> Installation:
     )
 
 
-def test_a_job_runs_in_a_container_and_is_told_of_like_any_other(installation: Installation, dockerd: Farm):
+def test_a_job_runs_in_a_container_and_is_reported_like_any_other(installation: Installation, dockerd: DockerDaemons):
     daemon = dockerd()
     configured(installation, daemon).up()
     said = installation.hodei("run", "--", "/bin/sh", "-c", "echo out; echo error >&2; exit 3")
@@ -33,7 +33,7 @@ def test_a_job_runs_in_a_container_and_is_told_of_like_any_other(installation: I
     assert installation.ok("logs", str(job.id)).out == "out\n"
 
 
-def test_runs_outlive_a_killed_server_and_keep_their_exit_codes(installation: Installation, dockerd: Farm):
+def test_runs_outlive_a_killed_server_and_keep_their_exit_codes(installation: Installation, dockerd: DockerDaemons):
     daemon = dockerd()
     configured(installation, daemon).up()
     client = installation.client()

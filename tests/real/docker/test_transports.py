@@ -1,4 +1,4 @@
-"""The ways to a daemon: TLS with certificates on both sides, and ssh with a host key that must be known; with real servers."""
+"""Connections to a daemon: mutual TLS, and ssh with a known host key; with real servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from agent_host import Desk
 from docker_backends import a_docker
-from docker_hosts import Daemon, Farm
+from docker_hosts import Daemon, DockerDaemons
 from hodei.model.errors import BackendError
 from ports import free_port
 from real.docker.test_runs import an_order, sh
@@ -72,7 +72,7 @@ def certificates(place: Path, name: str) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-def test_over_tls_both_sides_show_who_they_are(dockerd: Farm, tmp_path: Path):
+def test_tls_authenticates_both_sides(dockerd: DockerDaemons, tmp_path: Path):
     good, other, port = certificates(tmp_path, "good"), certificates(tmp_path, "other"), free_port()
     dockerd("h1")  # makes the place
     daemon = dockerd.new("h3")
@@ -124,7 +124,7 @@ def sshd(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         server.wait(10)
 
 
-def test_over_ssh_a_host_is_spoken_to_only_if_its_key_is_known(dockerd: Farm, tmp_path: Path, sshd):
+def test_ssh_requires_a_known_host_key(dockerd: DockerDaemons, tmp_path: Path, sshd):
     port, place = sshd
     daemon = dockerd("h1")
     url = f"ssh://root@127.0.0.1:{port}{daemon.socket}"

@@ -1,4 +1,4 @@
-"""The journal: what was synced is read back, and nothing that is torn can hurt."""
+"""The journal: synced records are read back; torn and damaged lines do no harm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def steps(path) -> list[str]:
         journal.close()
 
 
-def test_what_was_synced_is_read_back_in_order(tmp_path):
+def test_synced_records_are_read_back_in_order(tmp_path):
     journal = Journal(str(tmp_path / "j"))
     for run in ("a", "b", "c"):
         journal.add({"step": "claimed", "run": run})
@@ -36,7 +36,7 @@ def test_what_was_synced_is_read_back_in_order(tmp_path):
         (b'{"step":"done","run":"x"} 00000000\n', 1), (b'{"step":7,"run":"x"}\n', 1), (b"[" * 100_000 + b"\n", 1),
     ],
 )  # fmt: skip
-def test_a_torn_or_foreign_line_is_skipped_and_the_next_step_is_not_swallowed(tmp_path, torn, unreadable):
+def test_a_torn_or_foreign_line_is_skipped_without_the_next_record(tmp_path, torn, unreadable):
     path = tmp_path / "j"
     path.write_bytes(b'{"step":"claimed","run":"a"}\n' + torn)
     journal = Journal(str(path))
@@ -47,7 +47,7 @@ def test_a_torn_or_foreign_line_is_skipped_and_the_next_step_is_not_swallowed(tm
     assert steps(path) == ["a", "b"]
 
 
-def test_a_full_disk_loses_nothing_that_was_gathered(tmp_path, monkeypatch):
+def test_a_full_disk_loses_no_buffered_record(tmp_path, monkeypatch):
     journal = Journal(str(tmp_path / "j"))
     journal.add({"step": "claimed", "run": "a"})
     real = os.write
@@ -65,7 +65,7 @@ def test_a_full_disk_loses_nothing_that_was_gathered(tmp_path, monkeypatch):
     assert again.unreadable == 0  # what was half written is not taken for something that rotted
 
 
-def test_compacting_replaces_everything(tmp_path):
+def test_compaction_replaces_everything(tmp_path):
     journal = Journal(str(tmp_path / "j"))
     for run in range(100):
         journal.add({"step": "claimed", "run": str(run)})
@@ -90,7 +90,7 @@ RUNS = [f"i/{number}.0.1" for number in range(5)]
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_a_flipped_byte_takes_a_step_or_two_along_and_never_makes_another_of_it(tmp_path_factory, data):
+def test_a_flipped_byte_loses_a_record_or_two_and_never_changes_one(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("journal") / "j"
     journal = Journal(str(path))
     written = [{"step": "done", "run": run, "end": {"exit_code": 13}} for run in RUNS]
@@ -111,7 +111,7 @@ def test_a_flipped_byte_takes_a_step_or_two_along_and_never_makes_another_of_it(
     assert journal.unreadable or len(read) == len(RUNS) or at >= len(bytes_) - len(bytes_) // len(RUNS)
 
 
-def test_a_copy_is_read_as_far_as_it_can_be(tmp_path):
+def test_the_readable_records_of_a_copy_are_read(tmp_path):
     path = tmp_path / "epochs"
     assert read_copy(str(path)) == []
     written = [{"step": "epoch", "installation": name, "epoch": 7} for name in ("a", "b")]

@@ -1,4 +1,4 @@
-"""Cgroups in pretended hierarchies: which one is chosen, and what is written into it."""
+"""Cgroups in fake hierarchies: which one is chosen, and what is written to it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_run_without_limits_gets_no_cgroup(v2):
         pytest.param((8, 9), (), id="none is here"),
     ],
 )
-def test_a_run_stays_on_those_of_its_cores_that_this_host_has(tmp_path, monkeypatch, asked, given):
+def test_a_run_is_pinned_to_its_cores_that_exist_on_this_host(tmp_path, monkeypatch, asked, given):
     monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert Cgroups("mine", tmp_path).create("run", Limits(cpu_milli=1000, cpus=asked)).cpus == given
 

@@ -13,7 +13,7 @@ def _say(directory, text: bytes, stream: str = "stdout") -> None:
         log.write(text)
 
 
-def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
+def test_a_mark_is_made_only_when_a_log_has_grown(tmp_path):
     times = LogTimes()
     _say(tmp_path, b"")
     times.update([str(tmp_path)], 1000)
@@ -29,7 +29,7 @@ def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
     assert read_times(str(tmp_path), "stderr") == [(4, 4000)]
 
 
-def test_the_last_words_of_a_run_are_marked_when_it_ends(tmp_path):
+def test_the_last_output_of_a_run_is_marked_when_it_ends(tmp_path):
     times = LogTimes()
     _say(tmp_path, b"one\n")
     _say(tmp_path, b"", "stderr")
@@ -49,7 +49,7 @@ def test_a_run_that_ended_before_the_first_update_has_no_marks(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["stdout"]
 
 
-def test_an_agent_that_was_restarted_goes_on_where_it_was(tmp_path):
+def test_a_restarted_agent_continues_the_marks(tmp_path):
     _say(tmp_path, b"one\n")
     LogTimes().update([str(tmp_path)], 2000)
     again = LogTimes()
@@ -80,7 +80,7 @@ def test_dropped_bytes_count_as_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("found", [b"", b"\0\xff", b"12", b"-5 3\n", b"9 3\n8 4\n", b"9" * 5000, None, "fifo"])
-def test_garbage_where_the_times_are_is_no_time(tmp_path, found):
+def test_damaged_times_are_skipped(tmp_path, found):
     if found is None:
         (tmp_path / "stdout.times").mkdir()
     elif found == "fifo":

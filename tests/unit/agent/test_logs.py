@@ -36,7 +36,7 @@ def test_a_log_within_its_cap_is_left_alone(tmp_path, way):
     assert read_all(str(tmp_path)) == b"x" * CAP
 
 
-def test_past_the_cap_the_head_is_kept_and_one_line_tells_what_was_dropped(tmp_path, way):
+def test_past_the_cap_one_line_replaces_the_dropped_bytes(tmp_path, way):
     whole = b"".join(b"%08d" % n for n in range(10_000))
     (tmp_path / "stdout").write_bytes(whole)
     logs.trim(str(tmp_path), "stdout", CAP)
@@ -49,7 +49,7 @@ def test_past_the_cap_the_head_is_kept_and_one_line_tells_what_was_dropped(tmp_p
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 40_000), max_size=8), cut=st.booleans())
-def test_whoever_follows_sees_every_byte_or_a_line_in_its_place(tmp_path_factory, sizes, cut):
+def test_a_follower_sees_every_byte_or_a_line_in_its_place(tmp_path_factory, sizes, cut):
     directory = tmp_path_factory.mktemp("log")
     punch = logs._punch
     logs._punch = (lambda fd, start, length: False) if cut else punch
@@ -88,7 +88,7 @@ def test_only_the_two_streams_can_be_read(tmp_path, stream, offset, limit):
 @pytest.mark.parametrize(
     "gap", [b"", b"\0\xff\xfe", b"12", b"-5 -1 0", b"9 3 0", b"1 99999999999 0", b"1 2 x", b"9" * 5000, None, "fifo"]
 )
-def test_garbage_where_a_gap_is_noted_hides_nothing_and_stops_nobody(tmp_path, gap):
+def test_a_damaged_gap_file_hides_no_output(tmp_path, gap):
     (tmp_path / "stdout").write_bytes(b"x" * 3 * CAP)
     if gap is None:
         (tmp_path / "stdout.gap").mkdir()

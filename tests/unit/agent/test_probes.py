@@ -1,4 +1,4 @@
-"""HealthCheck checks as the agent reads them: where it may ask, and what an order must say."""
+"""Health checks in the agent: which addresses are allowed, and which orders are valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodei.agent.probes import BadHealthCheck, HealthCheck, get_status, probe_ta
         pytest.param("http://127.9.9.9:1/", (("127.9.9.9",), 1, "/"), id="any loopback"),
     ],
 )
-def test_an_address_of_this_host_may_be_asked(url, found):
+def test_an_address_of_this_host_is_accepted(url, found):
     assert probe_target(url) == found
 
 
@@ -38,7 +38,7 @@ def test_every_other_address_is_refused(url):
         probe_target(url)
 
 
-def test_an_order_and_back():
+def test_a_health_check_survives_the_journal():
     given = {
         "command": ["true"],
         "every_ms": 1000,
@@ -63,7 +63,7 @@ def test_an_order_and_back():
         pytest.param({"file": "/x", "failures": "3"}, id="a number in quotes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(order):
+def test_an_invalid_health_check_is_refused(order):
     with pytest.raises(BadHealthCheck):
         HealthCheck.from_order(order)
 
@@ -79,7 +79,7 @@ def test_what_makes_no_sense_is_refused(order):
         pytest.param(b"x" * 100_000, None, id="endless"),
     ],
 )
-def test_the_status_of_an_answer(answer, status):
+def test_the_http_status_is_returned(answer, status):
     asked = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

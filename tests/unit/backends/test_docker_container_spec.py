@@ -1,4 +1,4 @@
-"""An order as a container's description: what is in it, what is refused, and that no value becomes anything else."""
+"""An order as a create request: its fields, what is refused, and that values stay literal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_limits_are_hard_and_nothing_is_swapped():
     assert config["Privileged"] is False
 
 
-def test_granted_cores_and_gpus_are_those_that_the_container_gets():
+def test_granted_cores_and_gpus_are_given_to_the_container():
     order = an_order(1)
     order = structs.replace(order, run=structs.replace(order.run, grant=Grant(cpus=(0, 3), gpus=((2, 1000), (5, 250)))))
     config = body(order)["HostConfig"]
@@ -51,13 +51,13 @@ def test_granted_cores_and_gpus_are_those_that_the_container_gets():
     assert config["DeviceRequests"] == [{"Driver": "", "DeviceIDs": ["2", "5"], "Capabilities": [["gpu"]]}]
 
 
-def test_the_words_of_a_command_stay_apart_and_the_image_s_own_entrypoint_has_no_say():
+def test_arguments_stay_separate_and_the_entrypoint_of_the_image_is_replaced():
     found = body(an_order(1, "sh", "-c", "echo $HOME; rm -rf /", env={"A": "b c"}))
     assert (found["Entrypoint"], found["Cmd"]) == (["sh"], ["-c", "echo $HOME; rm -rf /"])
     assert "A=b c" in found["Env"]
 
 
-def test_a_job_can_not_pass_for_another_by_its_labels():
+def test_a_job_cannot_forge_the_labels_of_hodei():
     labels = body(an_order(1, labels={"hodei.io/installation": "other", "x": "y"}))["Labels"]
     assert (labels["hodei.io/installation"], labels["hodei.io/backend"], labels["hodei.io/run"]) == (
         "abc",
@@ -67,7 +67,7 @@ def test_a_job_can_not_pass_for_another_by_its_labels():
     assert labels["job.hodei.io/x"] == "y"
 
 
-def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
+def test_supervision_is_restored_from_the_labels():
     hook = Checkpoint(signal="USR1", file="state/ok", every_ms=60_000)
     check = HealthCheck(http="http://node:8080/ok")
     host = Host("h1", address="10.0.0.7")
@@ -81,7 +81,7 @@ def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
     assert read_supervision({SUPERVISION: "{not json"}) == Supervision()
 
 
-def test_the_class_of_a_run_is_in_its_weight_and_in_how_readily_it_is_killed():
+def test_quality_of_service_sets_cpu_shares_and_oom_score():
     info = {"MemTotal": 16 << 30}
     full = {"cpu": 1000, "memory": 1 << 30}
     orders = [
@@ -95,7 +95,7 @@ def test_the_class_of_a_run_is_in_its_weight_and_in_how_readily_it_is_killed():
     assert body(orders[0], info=rootless)["HostConfig"]["OomScoreAdj"] == 0
 
 
-def test_a_health_check_by_a_command_is_the_host_s_own_and_the_image_s_is_not_wanted():
+def test_a_health_command_is_run_by_the_daemon_and_replaces_the_check_of_the_image():
     assert body(an_order(1))["Healthcheck"] == {"Test": ["NONE"]}
     check = HealthCheck(command=("test", "-e", "/ok"), every_ms=50, timeout_ms=20, after_ms=10, failures=2)
     assert body(an_order(1, health=check))["Healthcheck"] == {
@@ -128,7 +128,7 @@ def test_a_directory_below_an_allowed_one_is_read_only_unless_it_may_be_written(
         pytest.param("/", id="all of it"),
     ],
 )
-def test_no_way_leads_out_of_what_is_allowed(tmp_path: Path, source: str):
+def test_a_mount_cannot_leave_an_allowed_directory(tmp_path: Path, source: str):
     allowed = tmp_path / "allowed"
     allowed.mkdir()
     (tmp_path / "allowedx").mkdir()
@@ -158,18 +158,18 @@ def test_on_another_machine_only_the_listed_directories_themselves_can_be_mounte
         pytest.param({"env": {"SECRET": "hush\0"}}, "SECRET", id="a value that can not be"),
     ],
 )
-def test_what_can_never_run_is_refused_in_words(fields, words):
+def test_an_impossible_order_is_refused_with_a_reason(fields, words):
     with pytest.raises(BackendRefused, match=words) as refusal:
         body(an_order(1, **fields))
     assert "hush" not in refusal.value.message
 
 
-def test_a_task_without_an_image_is_refused_where_there_is_none_for_it():
+def test_a_task_without_an_image_is_refused_without_a_default_image():
     with pytest.raises(BackendRefused, match="names no image"):
         body(an_order(1), Settings())
 
 
-def test_what_the_operator_allows_is_given():
+def test_allowed_options_are_applied():
     allow = Allow(networks=("ml",), users=("*",), devices=("/dev/fuse",), host_namespaces=("ipc",), privileged=True)
     asked = {"network": "ml", "user": "7:7", "devices": "/dev/fuse", "host-namespaces": "ipc", "privileged": "true"}
     order = an_order(1, annotations={f"docker.hodei.io/{key}": value for key, value in asked.items()})
@@ -201,12 +201,12 @@ def test_what_the_operator_allows_is_given():
         pytest.param({"cpu": "lots"}, "not a quantity", id="an amount"),
     ],
 )
-def test_a_host_that_can_not_be_or_should_not_be_is_told_apart(host, words):
+def test_an_invalid_or_unsafe_host_is_refused(host, words):
     with pytest.raises(InvalidInput, match=words):
         check("farm", Settings(hosts=(Host(**{"name": "h1", **host}),)))
 
 
-def test_plain_settings_are_fine_and_come_from_a_table():
+def test_default_settings_are_valid_and_read_from_a_table():
     table = {
         "hosts": [{"name": "h1", "url": "tcp://localhost:2375", "cpu": 4, "max_containers": 10}],
         "allow": {"mounts": ["/data:rw"]},

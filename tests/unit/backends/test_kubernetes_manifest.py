@@ -1,4 +1,4 @@
-"""An order as a pod: what is in it, and what is never sent at all."""
+"""An order as the manifest of a pod: its fields, and what is refused."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_nothing_of_the_cluster_is_given_to_a_pod_that_did_not_ask():
     assert container_of(a_pod())["securityContext"] == {"allowPrivilegeEscalation": False}
 
 
-def test_a_restricted_backend_keeps_the_standard_of_that_name():
+def test_a_restricted_backend_follows_the_pod_security_standard():
     pod = a_pod(Settings(restricted=True))
     assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert container_of(pod)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_another_scheduler_is_asked_for_the_same_node():
+def test_another_scheduler_gets_an_affinity_for_the_node():
     spec = a_pod(Settings(scheduler="hodei", node_prefix="prod-"), run={"node": "prod-n7"})["spec"]
     assert spec["schedulerName"] == "hodei"
     assert "nodeName" not in spec
@@ -83,19 +83,19 @@ def test_another_scheduler_is_asked_for_the_same_node():
         pytest.param("100%s `id` \\ \"'\n é", "100%s `id` \\ \"'\n é", id="what shells would read"),
     ],
 )
-def test_words_and_values_reach_the_program_as_they_are(given, sent):
+def test_arguments_and_values_reach_the_program_unchanged(given, sent):
     pod = a_pod(command=("echo", given), env={"TEXT": given})
     assert container_of(pod)["command"] == ["echo", sent]
     assert env_of(pod)["TEXT"] == sent
 
 
-def test_a_run_is_told_who_it_is_and_cannot_be_told_otherwise():
+def test_a_job_cannot_override_the_variables_of_hodei():
     env = env_of(a_pod(env={"HODEI_RANK": "99", "MINE": "yes"}, project="ml", run={"node": "n7"}))
     assert (env["HODEI_RUN_ID"], env["HODEI_JOB_ID"], env["HODEI_RANK"], env["HODEI_NODE"]) == ("7.0.1", "7", "0", "n7")
     assert (env["HODEI_PROJECT"], env["MINE"]) == ("ml", "yes")
 
 
-def test_which_devices_a_pod_has_is_for_its_node_to_say():
+def test_device_numbers_are_left_to_the_kubelet():
     pod = a_pod(gpu="2", run={"grant": Grant(gpus=((2, 1000), (3, 1000)))})
     assert container_of(pod)["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert not {"CUDA_VISIBLE_DEVICES", "HODEI_GPUS"} & env_of(pod).keys()
@@ -113,7 +113,7 @@ def test_which_devices_a_pod_has_is_for_its_node_to_say():
         pytest.param({"run": {"grant": Grant(gpus=((0, 500),))}}, "whole GPUs", id="half a GPU"),
     ],
 )
-def test_what_can_never_run_is_refused_before_anybody_is_asked(fields, said):
+def test_an_impossible_order_is_refused_without_a_request(fields, said):
     with pytest.raises(BackendRefused, match=said) as refusal:
         a_pod(**fields)
     assert "hush" not in f"{refusal.value.message}{refusal.value.hint}"
@@ -122,7 +122,7 @@ def test_what_can_never_run_is_refused_before_anybody_is_asked(fields, said):
 # ------------------------------------------------------------------------------------------- amounts
 
 
-def test_amounts_are_asked_for_in_the_clusters_own_units():
+def test_amounts_use_the_units_of_kubernetes():
     pod = a_pod(
         Settings(gpu="amd.com/gpu"), cpu="1500m", memory="1Gi", gpu="1", limits={"cpu": 2000, "memory": 2**31},
         request={"example.com/fpga": 2, "ephemeral-storage": "1Gi"},
@@ -143,7 +143,7 @@ def test_the_longest_names_still_fit():
     assert len(set(names)) == len(names)
 
 
-def test_two_installations_in_one_namespace_never_meet():
+def test_two_installations_in_one_namespace_have_different_pod_names():
     assert pod_name("one", "1.0.1") != pod_name("two", "1.0.1")
     assert own_labels("one", "prod") != own_labels("two", "prod") != own_labels("two", "test")
 
@@ -156,7 +156,7 @@ def test_label_values_always_fit_and_differ(text):
     assert label_value(text) != label_value(text + "!")
 
 
-def test_labels_of_jobs_and_of_the_operator_are_on_the_pod_and_ours_cannot_be_taken():
+def test_labels_of_jobs_and_of_the_operator_are_on_the_pod_and_ours_cannot_be_forged():
     labels = a_pod(
         Settings(pod_labels={"cost-centre": "42", "app": "x"}),
         labels={"team": "ml", "example.com/tier": "gold", "hodei.io/run": "99.9.9"},
@@ -167,7 +167,7 @@ def test_labels_of_jobs_and_of_the_operator_are_on_the_pod_and_ours_cannot_be_ta
     assert all(LABEL_VALUE.fullmatch(value) for value in labels.values())
 
 
-def test_jobs_put_only_such_annotations_on_pods_as_the_operator_allows():
+def test_jobs_set_only_annotations_that_the_operator_allows():
     notes = {"example.com/a": "1", "example.com/b": "2", "sidecar.io/inject": "true", "hodei.io/end": "{}"}
     settings = Settings(allow_annotations=("example.com/", "other"), pod_annotations={"by": "us"})
     assert a_pod(settings, annotations=notes)["metadata"]["annotations"] == {
@@ -214,7 +214,7 @@ def test_a_wrong_setting_is_named(fields, path):
 # ------------------------------------------------------------------------------------------- while it runs
 
 
-def test_a_job_that_asks_for_nothing_gets_no_probe_no_volume_and_no_annotation():
+def test_a_job_without_supervision_gets_no_probe_no_volume_and_no_annotation():
     pod = a_pod()
     assert "readinessProbe" not in container_of(pod)
     assert "volumes" not in pod["spec"]
@@ -222,7 +222,7 @@ def test_a_job_that_asks_for_nothing_gets_no_probe_no_volume_and_no_annotation()
     assert "HODEI_CHECKPOINT_FILE" not in env_of(pod)
 
 
-def test_health_by_a_command_is_a_probe_in_whole_seconds_and_its_words_are_literal():
+def test_a_health_command_is_a_probe_in_whole_seconds_with_literal_arguments():
     check = HealthCheck(command=("look", "$(HOME)"), every_ms=1500, timeout_ms=200, after_ms=2000, failures=4)
     assert container_of(a_pod(health=check))["readinessProbe"] == {
         "exec": {"command": ["look", "$$(HOME)"]},
@@ -238,7 +238,7 @@ def test_health_by_a_command_is_a_probe_in_whole_seconds_and_its_words_are_liter
         ("http://127.0.0.1:99", "/", 99),
     ],
 )
-def test_health_by_an_address_asks_the_pod_itself(http, path, port):
+def test_an_http_health_check_is_a_probe_of_the_pod(http, path, port):
     found = container_of(a_pod(health=HealthCheck(http=http)))["readinessProbe"]["httpGet"]
     assert found == {"path": path, "port": port, "scheme": "HTTP"}
 
@@ -249,13 +249,13 @@ def test_health_at_another_host_is_refused(http):
         a_pod(health=HealthCheck(http=http))
 
 
-def test_a_heartbeat_file_is_looked_at_from_outside_and_needs_no_probe():
+def test_a_heartbeat_file_needs_no_probe():
     pod = a_pod(health=HealthCheck(file="beat"), workdir="/data")
     assert "readinessProbe" not in container_of(pod)
     assert '"file":"/data/beat"' in pod["metadata"]["annotations"]["hodei.io/supervision"]
 
 
-def test_a_job_that_saves_its_work_is_told_where_and_may_write_there():
+def test_a_job_with_checkpoints_gets_a_writable_checkpoint_file():
     pod = a_pod(checkpoint=Checkpoint(signal="USR1"))
     assert env_of(pod)["HODEI_CHECKPOINT_FILE"] == "/run/hodei/checkpoint"
     (mount,), (volume,) = container_of(pod)["volumeMounts"], pod["spec"]["volumes"]

@@ -1,4 +1,4 @@
-"""What the API's refusals of a pod mean, in the API's own words; and that whoever does not answer is not asked a thousand times."""
+"""Refusals of the API: permanent, temporary or in doubt; and no flood of requests to an API that does not answer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
         pytest.param(500, "etcdserver: request timed out", InDoubt, id="etcd did not answer in time"),
     ],
 )
-def test_a_refusal_is_for_ever_for_now_or_nobody_knows(status, said, kind):
+def test_a_refusal_is_permanent_temporary_or_in_doubt(status, said, kind):
     assert type(classify_refusal(ApiError(status, "", said))) is kind
 
 
-def test_it_is_certain_that_nothing_arrived_only_if_nothing_was_sent():
+def test_a_request_is_not_reached_only_if_it_was_not_sent():
     sent = classify_refusal(ApiError(0, "Unreached", "no answer. It may or may not have been carried out."))
     unsent = classify_refusal(ApiError(0, "Unreached", "Name or service not known.", sent=False))
     assert isinstance(sent, InDoubt)
@@ -42,7 +42,7 @@ def test_it_is_certain_that_nothing_arrived_only_if_nothing_was_sent():
     assert (sent.error.code, unsent.error.code) == ("BACKEND_ERROR", NOT_REACHED)
 
 
-def test_the_first_that_fails_is_the_last_that_is_begun():
+def test_no_work_is_begun_after_the_first_failure():
     begun: list[int] = []
 
     async def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What a cluster says of a pod, as a run's state. The statuses are as kubelets and controllers write them."""
+"""The status of a pod, as kubelets and controllers write it, becomes the state of a run."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ RECENTLY = NOW_MS - 20_000
         pytest.param(a_pod(phase="Failed"), "failed", None, "start_failed", id="not started, nobody says why"),
     ],
 )  # fmt: skip
-def test_a_pods_word_is_told_as_what_it_means_for_the_run(pod, state, exit_code, code):
+def test_the_status_of_a_pod_becomes_the_state_of_its_run(pod, state, exit_code, code):
     seen = observe_pod(pod, NOW_MS)
     assert (seen.run, seen.state, seen.exit_code, seen.reason_code) == ("1.0.1", state, exit_code, code)
     assert seen.at_ms <= NOW_MS
@@ -159,7 +159,7 @@ def test_a_pods_word_is_told_as_what_it_means_for_the_run(pod, state, exit_code,
         assert seen.reason
 
 
-def test_containers_that_the_cluster_put_beside_ours_do_not_count():
+def test_sidecar_containers_do_not_count():
     beside = {"name": "a-proxy", "state": running()}
     ours = {"name": "main", "state": ended(7)}
     pod = from_builtins(
@@ -170,13 +170,13 @@ def test_containers_that_the_cluster_put_beside_ours_do_not_count():
     assert (observe_pod(pod, NOW_MS).state, observe_pod(pod, NOW_MS).exit_code) == ("failed", 7)
 
 
-def test_times_are_the_nodes_and_never_in_the_future():
+def test_times_come_from_the_node_and_are_never_in_the_future():
     assert observe_pod(a_pod(ended(0, ago_ms=5000), "Succeeded"), NOW_MS).at_ms == NOW_MS - 5000
     assert observe_pod(a_pod(ended(0, ago_ms=-5000), "Succeeded"), NOW_MS).at_ms == NOW_MS
     assert parse_time_ms("yesterday", 42) == parse_time_ms(None, 42) == 42
 
 
-def test_an_end_says_when_it_began_and_when_it_ended_however_late_it_is_seen():
+def test_an_end_has_its_start_and_end_times_however_late_it_is_seen():
     over = ended(0, ago_ms=5 * MINUTE_MS)
     over["terminated"]["startedAt"] = stamp(NOW_MS - 7 * MINUTE_MS)
     seen = observe_pod(a_pod(over, "Succeeded"), NOW_MS)
@@ -184,13 +184,13 @@ def test_an_end_says_when_it_began_and_when_it_ended_however_late_it_is_seen():
 
 
 @pytest.mark.parametrize("nothing", [None, "", "1970-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon"])
-def test_a_time_that_its_node_does_not_know_is_none(nothing):
+def test_a_missing_time_is_replaced(nothing):
     over = {"terminated": {"exitCode": 137, "reason": "Error", "startedAt": nothing, "finishedAt": nothing}}
     seen = observe_pod(a_pod(over, "Failed"), NOW_MS)
     assert (seen.started_ms, seen.at_ms) == (0, NOW_MS)
 
 
-def test_a_pod_that_is_over_and_has_no_container_ended_when_it_last_changed():
+def test_an_ended_pod_without_container_status_ended_at_its_last_change():
     changes = [
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(NOW_MS - 9 * MINUTE_MS)},
         {"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW_MS - 3 * MINUTE_MS)},
@@ -199,7 +199,7 @@ def test_a_pod_that_is_over_and_has_no_container_ended_when_it_last_changed():
     assert (seen.state, seen.at_ms) == ("lost", NOW_MS - 3 * MINUTE_MS)
 
 
-def test_reasons_say_whose_doing_it_was():
+def test_reasons_name_the_cause_of_an_end():
     assert (
         observe_pod(a_pod(ended(9), deletion_requested_ms=RECENTLY, ending=STOPPED), NOW_MS).reason == "preempted by 7"
     )
@@ -211,7 +211,7 @@ def test_reasons_say_whose_doing_it_was():
     assert waits.reason == "ErrImagePull: no such host"
 
 
-def test_a_pod_that_vanished_was_stopped_if_we_did_it_and_is_lost_if_not():
+def test_a_removed_pod_is_stopped_if_we_stopped_it_and_lost_otherwise():
     assert removed_end(a_pod(running()), NOW_MS).state == "lost"
     assert removed_end(a_pod(running(), deletion_requested_ms=RECENTLY, ending=STOPPED), NOW_MS).state == "stopped"
 
@@ -232,12 +232,12 @@ def test_a_pod_that_vanished_was_stopped_if_we_did_it_and_is_lost_if_not():
         ),
     ],
 )
-def test_who_never_comes_is_given_up(pod, given_up):
+def test_a_container_that_cannot_start_fails_the_run(pod, given_up):
     found = start_failure(pod, NOW_MS, 2 * MINUTE_MS)
     assert (found is not None, found is not None and found.permanent) == given_up
 
 
-def test_an_image_may_fail_to_come_for_a_while():
+def test_an_image_pull_may_fail_for_a_while():
     pod = a_pod(waiting("ErrImagePull", "try again"), "Pending")
     assert start_failure(pod, NOW_MS, 11 * MINUTE_MS) is None
     assert start_failure(pod, NOW_MS, 9 * MINUTE_MS) == StopCause("ErrImagePull: try again", "start_failed")
@@ -263,7 +263,7 @@ def test_a_pod_deleted_by_force_is_lost_if_its_node_stays_silent():
         ),
     ],
 )
-def test_its_time_begins_with_its_command_and_not_with_the_pull_of_its_image(pod, seconds):
+def test_the_timeout_counts_from_the_command_and_not_from_the_image_pull(pod, seconds):
     assert deadline_s(pod) == seconds
 
 
@@ -283,7 +283,7 @@ def test_its_time_begins_with_its_command_and_not_with_the_pull_of_its_image(pod
         ),
     ],
 )
-def test_a_second_order_to_stop_never_begins_anew(pod, grace_s, asked_for):
+def test_a_second_stop_never_extends_the_grace_period(pod, grace_s, asked_for):
     assert remaining_grace_s(pod, NOW_MS, grace_s) == asked_for
 
 
@@ -313,7 +313,7 @@ def a_probed_pod(ran_s: int, ready: bool, since_s: int | None = None, care: str 
         pytest.param(900, False, 11, "failing", True, id="it holds"),
     ],
 )
-def test_a_run_is_unwell_when_its_probe_has_failed_for_long_enough(ran_s, ready, since_s, health, is_unwell):
+def test_a_run_is_unhealthy_when_its_probe_has_failed_for_long_enough(ran_s, ready, since_s, health, is_unwell):
     pod = a_probed_pod(ran_s, ready, since_s)
     assert observe_pod(pod, NOW_MS).health == health
     ending = health_failure(pod, NOW_MS)
@@ -323,17 +323,17 @@ def test_a_run_is_unwell_when_its_probe_has_failed_for_long_enough(ran_s, ready,
 
 
 @pytest.mark.parametrize("care", ["", "{", '{"file":"/x"}', '{"health":{"file":"/beat","every_ms":10}}'])
-def test_a_pod_without_a_probe_is_never_unwell(care):
+def test_a_pod_without_a_probe_is_never_unhealthy(care):
     pod = a_probed_pod(9000, False, 9000, care)
     assert (observe_pod(pod, NOW_MS).health, health_failure(pod, NOW_MS)) == ("", None)
 
 
-def test_a_pod_that_goes_already_is_not_ended_for_its_health():
+def test_a_pod_under_deletion_is_not_stopped_for_its_health():
     pod = a_pod(running(), deletion_requested_ms=RECENTLY, notes={"hodei.io/supervision": EVERY_10_S})
     assert health_failure(pod, NOW_MS) is None
 
 
-def test_what_went_wrong_with_saving_its_work_is_told_with_the_end():
+def test_a_failed_checkpoint_is_part_of_the_stop_reason():
     pod = a_pod(
         ended(143), deletion_requested_ms=RECENTLY, ending='{"reason":"drained","note":"no checkpoint was seen"}'
     )

@@ -1,5 +1,5 @@
-"""What the backend says of a call to start of which some requests were sent and some were not. The API is played by a function,
-which proves nothing of how a real one answers (see tests/real/kubernetes/test_backend_unknown_outcome.py)."""
+"""The result of a start of which some requests were sent and some were not. With a fake API; for a real one see
+tests/real/kubernetes/test_backend_unknown_outcome.py."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CUT = InDoubt(BackendError("no answer"))
         pytest.param({"job1": None, "job2": REFUSED}, "BACKEND_ERROR", id="one was created"),
     ],
 )
-def test_it_is_certain_that_nothing_arrived_only_if_nothing_at_all_was_sent(tmp_path: Path, answers, code):
+def test_a_start_is_not_reached_only_if_no_request_was_sent(tmp_path: Path, answers, code):
     async def story() -> None:
         backend = KubernetesBackend("prod", Settings(image="busybox"), BackendContext("test", 1, tmp_path, Clock()))
         backend._pods = Api(**answers)  # type: ignore[assignment]

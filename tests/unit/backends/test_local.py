@@ -1,4 +1,4 @@
-"""Starts and stops in the agent's words, and what the local backend says of its nodes. No agent is started here."""
+"""Orders for the agent, and the nodes of the local backend. No agent is started here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from hodei.model.outcome import StopReason
         ),
     ],
 )
-def test_a_run_is_given_its_own_parts_or_the_cores_of_its_node(grant, cpus, env):
+def test_a_run_gets_its_grant_or_the_cores_of_its_node(grant, cpus, env):
     order = an_order(1)
     order = structs.replace(order, run=structs.replace(order.run, grant=grant))
     wire = start_order(order, cpus=(0, 1))
@@ -51,7 +51,7 @@ def test_a_run_is_given_its_own_parts_or_the_cores_of_its_node(grant, cpus, env)
     assert (wire.cpus, parts) == (cpus, env)
 
 
-def test_what_is_done_beside_a_run_goes_with_its_order():
+def test_supervision_is_part_of_the_order():
     hook = Checkpoint(signal="USR1", every_ms=60_000)
     check = HealthCheck(http="http://node:8080/ready")
     wire = start_order(an_order(1, checkpoint=hook, health=check), address="fd00::7")
@@ -62,7 +62,7 @@ def test_what_is_done_beside_a_run_goes_with_its_order():
     assert (plain.save, plain.save_every_ms, plain.health, plain.idle_ms) == (None, 0, None, 0)
 
 
-def test_a_gang_that_may_start_smaller_says_how_small_and_how_large():
+def test_an_elastic_gang_gets_its_minimum_and_maximum_size():
     order = an_order(1, count=8)
     task = structs.replace(order.task, min_count=3)
     spec = structs.replace(order.spec, tasks=(task, structs.replace(task, name="other", count=2, min_count=0)))
@@ -81,7 +81,7 @@ def test_a_gang_that_may_start_smaller_says_how_small_and_how_large():
         pytest.param(Checkpoint(file="/srv/x"), "/srv/x", id="a file is named"),
     ],
 )
-def test_only_jobs_that_speak_of_checkpoints_are_looked_at(checkpoint, watched):
+def test_only_jobs_with_checkpoints_have_a_checkpoint_file(checkpoint, watched):
     assert start_order(an_order(1, checkpoint=checkpoint)).checkpoint_file == watched
 
 
@@ -102,7 +102,7 @@ def test_a_stop_carries_its_hook_if_it_has_one(checkpoint, hook):
     assert stop_order(Stop("1.0.1", "local", 5, StopReason("cancelled", "why"), checkpoint)).get("checkpoint") == hook
 
 
-def test_addresses_that_the_system_could_not_hand_on_are_refused():
+def test_an_environment_that_is_too_large_is_refused():
     with pytest.raises(BackendRefused, match="longest word"):
         start_order(structs.replace(an_order(1), addresses=("a" * WORD_LIMIT, "b")))
 
@@ -112,12 +112,12 @@ def nodes_of(tmp_path, *offers: VirtualNode):
     return asyncio.run(backend.nodes())
 
 
-def test_the_whole_machine_says_what_it_is_made_of_and_where_it_is(tmp_path):
+def test_the_machine_reports_its_sockets_and_address(tmp_path):
     (node,) = nodes_of(tmp_path)
     assert (node.sockets, node.address) == (machine.sockets(), "127.0.0.1")
 
 
-def test_a_slice_has_the_sockets_and_the_address_that_were_written_down(tmp_path):
+def test_a_virtual_node_has_its_configured_sockets_and_address(tmp_path):
     sockets = (Socket((0, 1), (0,)), Socket((2, 3)))
     plain, described = nodes_of(tmp_path, VirtualNode("a"), VirtualNode("b", sockets=sockets, address="10.0.0.2"))
     assert (plain.sockets, plain.address) == ((), "127.0.0.1")

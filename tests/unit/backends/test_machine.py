@@ -1,4 +1,4 @@
-"""What the machine offers, under limits put on it from outside."""
+"""The capacity of the machine, under limits of its cgroups."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from hodei.backends import machine
 
 
-def test_the_machine_offers_what_it_has(tmp_path):
+def test_the_machine_reports_its_capacity(tmp_path):
     capacity = machine.capacity(tmp_path)
     assert 0 < capacity["cpu"] <= len(os.sched_getaffinity(0)) * 1000
     assert capacity["memory"] > 0
     assert capacity["ephemeral-storage"] > 0
 
 
-def test_limits_of_groups_above_us_are_respected(tmp_path, monkeypatch):
+def test_limits_of_parent_cgroups_are_respected(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "own_groups", lambda: {"": "/a/b"})
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "cpu.max").write_text("50000 100000\n")
@@ -67,7 +67,7 @@ def test_the_cores_of_this_machine_are_each_in_one_socket():
         pytest.param(["dev/null"], 0, id="none"),
     ],
 )
-def test_gpus_are_counted_by_what_their_driver_shows(tmp_path, monkeypatch, files, count):
+def test_gpus_are_counted_by_their_driver(tmp_path, monkeypatch, files, count):
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()

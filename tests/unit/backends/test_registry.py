@@ -1,4 +1,4 @@
-"""Tables of backends become backends, and mistakes in them become words."""
+"""Backends from their tables, and errors for wrong tables."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ HOUSE = BackendContext("here", 1, Path("/nowhere"), FakeClock())
         pytest.param({"kind": "local", "enabled": "yes"}, "enabled", id="a common key of the wrong type"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(table, words):
+def test_a_wrong_table_is_refused_with_the_path_of_its_key(table, words):
     with pytest.raises(InvalidInput) as error:
         settings_of("b", table)
     assert words in error.value.message
     assert error.value.hint
 
 
-def test_a_backend_is_made_of_its_table_and_goes_by_its_own_name():
+def test_a_backend_is_made_from_its_table():
     made = make_backend("fast", {"kind": "instant", "nodes": 3, "region": "eu"}, HOUSE)
     assert (made.name, made.kind) == ("fast", "instant")
 
 
-def test_a_library_that_is_missing_breaks_its_own_kind_alone(monkeypatch):
+def test_a_missing_library_breaks_only_its_own_kind(monkeypatch):
     monkeypatch.setitem(registry.KINDS, "odd", "hodei.no_such_module")
     with pytest.raises(InvalidInput, match="kind odd cannot be used here"):
         settings_of("b", {"kind": "odd"})
     assert settings_of("b", {"kind": "instant"})
 
 
-def test_kinds_are_imported_when_they_are_wanted():
+def test_kinds_are_imported_on_demand():
     assert "hodei.backends.registry" in sys.modules
     assert all(path.startswith("hodei.backends.") for path in registry.KINDS.values())
 
 
-def test_what_a_table_says_of_its_nodes_counts_where_they_do_not_say_it():
+def test_keys_of_the_table_are_defaults_for_its_nodes():
     fill_in = node_defaults({"kind": "x", "region": "eu", "zone": "eu-1", "cost": 1.5, "labels": {"a": "1", "b": "2"}})
     filled = fill_in(a_node("n"))
     assert (filled.location, filled.cost_milli) == (Location("eu", "eu-1"), 1500)

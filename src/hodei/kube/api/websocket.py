@@ -59,10 +59,13 @@ class WebSocket:
         with contextlib.suppress(OSError):
             self._send(_CLOSE, b"\x03\xe8")  # 1000: normal closure
         self._writer.close()
-        # Wait briefly for the server's close.
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1):
-                await self._writer.wait_closed()
+        try:
+            # Wait briefly for the server's close.
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._writer.wait_closed()
+        finally:
+            self._writer.transport.abort()  # without an answer, or when cancelled, the socket would stay open
 
     async def _frame(self) -> tuple[bool, int, bytes]:
         first, second = await self._reader.readexactly(2)
