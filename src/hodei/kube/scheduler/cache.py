@@ -12,22 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from hodei.kube.api.objects import (
-    Claim,
-    CsiDriver,
-    CsiNode,
-    GroupedWorkload,
-    MemberGroup,
-    Meta,
-    Namespace,
-    PodDisruptionBudget,
-    PodGroup,
-    Service,
-    StorageCapacity,
-    StorageClass,
-    Volume,
-    Workload,
-)
+from hodei.kube.api import objects as k8s
 from hodei.kube.api.quantities import DEFAULT_OPTIONS, RequestOptions
 from hodei.kube.scheduler.disruption_budgets import Budgets
 from hodei.kube.scheduler.gangs import Groups, WorkloadKey, Workloads, size_fields
@@ -78,7 +63,7 @@ class Refusals:
         # Called once for each new problem, to post an Event.
         self.on_new: Callable[[RefusedObject], None] = lambda refused: None
 
-    def put(self, resource: str, meta: Meta, why: str) -> None:
+    def put(self, resource: str, meta: k8s.Meta, why: str) -> None:
         key, why = (resource, meta.namespace, meta.name), " ".join(why.split())[:_MAX_TEXT]
         if self._known.get(key) == why:
             return
@@ -89,7 +74,7 @@ class Refusals:
         _log.warning("%s of %s cannot be used, fix the object: %s", name or "an object without a name", resource, why)
         self.on_new(RefusedObject(resource, meta.namespace, meta.name, meta.uid, why))
 
-    def clear(self, resource: str, meta: Meta) -> None:
+    def clear(self, resource: str, meta: k8s.Meta) -> None:
         if self._known:
             self._known.pop((resource, meta.namespace, meta.name), None)
 
@@ -121,13 +106,12 @@ def by_uid(object: Any) -> str:
 class _MetadataOnly(Struct, frozen=True):
     """What is known of an object that cannot be decoded."""
 
-    metadata: Meta
+    metadata: k8s.Meta
 
 
 class Indexer(Generic[T]):
     """The objects of one resource by key; the sink of a reflector. `on_change(key, before, after)`: None for an object that did not
-    exist or is deleted. An exception in it refuses the object.
-    """
+    exist or is deleted. An exception in it refuses the object."""
 
     def __init__(self, key: Callable[[T], Hashable], on_change: OnChange[T], flushed: Callable[[], None]) -> None:
         self.objects: dict[Any, T] = {}
@@ -154,7 +138,7 @@ class Indexer(Generic[T]):
             self._delete(key)
             self._clear_refusal(key, object.metadata)  # type: ignore[attr-defined]
 
-    def unreadable(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], meta: Meta, why: str) -> None:
+    def unreadable(self, kind: Literal["ADDED", "MODIFIED", "DELETED"], meta: k8s.Meta, why: str) -> None:
         """An object that cannot be decoded."""
         key = self._key(_MetadataOnly(meta))  # type: ignore[arg-type]
         if kind == "DELETED":
@@ -165,7 +149,7 @@ class Indexer(Generic[T]):
             self._refuse(key, meta, why)
 
     def _put(self, key: Hashable, object: T) -> None:
-        meta: Meta = object.metadata  # type: ignore[attr-defined]
+        meta: k8s.Meta = object.metadata  # type: ignore[attr-defined]
         if not meta.name or not (key[-1] if isinstance(key, tuple) else key):
             self._refuse(key, meta, "it has no name or no uid")
             return
@@ -189,11 +173,11 @@ class Indexer(Generic[T]):
         except Exception:
             _log.exception("the deletion of %s of %s could not be handled", key, self.resource)
 
-    def _refuse(self, key: Hashable, meta: Meta, why: str) -> None:
+    def _refuse(self, key: Hashable, meta: k8s.Meta, why: str) -> None:
         self._refused.add(key)
         self.refusals.put(self.resource, meta, why)
 
-    def _clear_refusal(self, key: Hashable, meta: Meta) -> None:
+    def _clear_refusal(self, key: Hashable, meta: k8s.Meta) -> None:
         """Only clears a refusal made here; others may have refused the object for its content."""
         if self._refused and key in self._refused:
             self._refused.discard(key)
@@ -226,36 +210,36 @@ class ClusterCache:
         self.projects: dict[str, Mapping[str, str]] = {}
         self.budgets = Budgets()
         # Called when storage changes, with the claim if it is one, and when a node's CSI drivers change.
-        self.on_storage_change: Callable[[Claim | None], None] = lambda claim: None
+        self.on_storage_change: Callable[[k8s.Claim | None], None] = lambda claim: None
         self.on_drivers_change: Callable[[str], None] = lambda node: None
-        self._services: dict[str, tuple[Service, ...]] = {}
-        self._workloads: dict[WorkloadKey, Workload] = {}
+        self._services: dict[str, tuple[k8s.Service, ...]] = {}
+        self._workloads: dict[WorkloadKey, k8s.Workload] = {}
 
         def storage(key: Any, before: Any, after: Any) -> None:
             self.version += 1
-            self.on_storage_change(after if isinstance(after, Claim) else None)
+            self.on_storage_change(after if isinstance(after, k8s.Claim) else None)
             check_readable(after)
 
-        self.claims = Indexer[Claim](by_namespaced_name, storage, flushed)
-        self.volumes = Indexer[Volume](by_name, storage, flushed)
-        self.classes = Indexer[StorageClass](by_name, storage, flushed)
-        self.csi_drivers = Indexer[CsiDriver](by_name, storage, flushed)
-        self.capacities = Indexer[StorageCapacity](by_namespaced_name, storage, flushed)
-        self.drivers = Indexer[CsiNode](by_name, lambda name, before, after: self.on_drivers_change(name), flushed)
-        self.namespaces = Indexer[Namespace](by_name, self._namespace_changed, flushed)
-        self.disruption_budgets = Indexer[PodDisruptionBudget](by_namespaced_name, self._budget_changed, flushed)
-        self.services = Indexer[Service](by_namespaced_name, self._service_changed, flushed)
+        self.claims = Indexer[k8s.Claim](by_namespaced_name, storage, flushed)
+        self.volumes = Indexer[k8s.Volume](by_name, storage, flushed)
+        self.classes = Indexer[k8s.StorageClass](by_name, storage, flushed)
+        self.csi_drivers = Indexer[k8s.CsiDriver](by_name, storage, flushed)
+        self.capacities = Indexer[k8s.StorageCapacity](by_namespaced_name, storage, flushed)
+        self.drivers = Indexer[k8s.CsiNode](by_name, lambda name, before, after: self.on_drivers_change(name), flushed)
+        self.namespaces = Indexer[k8s.Namespace](by_name, self._namespace_changed, flushed)
+        self.disruption_budgets = Indexer[k8s.PodDisruptionBudget](by_namespaced_name, self._budget_changed, flushed)
+        self.services = Indexer[k8s.Service](by_namespaced_name, self._service_changed, flushed)
         # Replication controllers select by plain labels, as services do.
-        self.controllers = Indexer[Service](by_namespaced_name, self._service_changed, flushed)
+        self.controllers = Indexer[k8s.Service](by_namespaced_name, self._service_changed, flushed)
         self.workloads = {
-            kind: Indexer[Workload](by_namespaced_name, self._workload_handler(kind), flushed)
+            kind: Indexer[k8s.Workload](by_namespaced_name, self._workload_handler(kind), flushed)
             for kind in SELECTING_KINDS
         }
-        self.jobs = Indexer[Workload](by_namespaced_name, self._job_changed, flushed)
-        self.pod_groups = Indexer[PodGroup](by_namespaced_name, self._group_changed, flushed)
-        self.grouped = Indexer[GroupedWorkload](by_namespaced_name, self._group_changed, flushed)
-        self.plugin_groups = Indexer[MemberGroup](by_namespaced_name, self._group_changed, flushed)
-        self.volcano_groups = Indexer[MemberGroup](by_namespaced_name, self._volcano_group_changed, flushed)
+        self.jobs = Indexer[k8s.Workload](by_namespaced_name, self._job_changed, flushed)
+        self.pod_groups = Indexer[k8s.PodGroup](by_namespaced_name, self._group_changed, flushed)
+        self.grouped = Indexer[k8s.GroupedWorkload](by_namespaced_name, self._group_changed, flushed)
+        self.plugin_groups = Indexer[k8s.MemberGroup](by_namespaced_name, self._group_changed, flushed)
+        self.volcano_groups = Indexer[k8s.MemberGroup](by_namespaced_name, self._volcano_group_changed, flushed)
         self.groups = Groups(
             self.pod_groups.objects, self.grouped.objects, self.plugin_groups.objects, self.volcano_groups.objects,
             Workloads(self._workloads, self.jobs.objects, self.planned),
@@ -282,32 +266,34 @@ class ClusterCache:
         resized, self.resized_workloads = self.resized_workloads, []
         return resized
 
-    def _workload_resized(self, workload: WorkloadKey, before: Workload | None, after: Workload | None) -> None:
+    def _workload_resized(self, workload: WorkloadKey, before: k8s.Workload | None, after: k8s.Workload | None) -> None:
         if workload in self.sizing_workloads and size_fields(before) != size_fields(after):
             self.resized_workloads.append(workload)
             self.wake()
 
-    def _job_changed(self, key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
+    def _job_changed(self, key: tuple[str, str], before: k8s.Workload | None, after: k8s.Workload | None) -> None:
         self._workload_resized((key[0], "Job", key[1]), before, after)
 
-    def _namespace_changed(self, name: str, before: Namespace | None, after: Namespace | None) -> None:
+    def _namespace_changed(self, name: str, before: k8s.Namespace | None, after: k8s.Namespace | None) -> None:
         if after is None:
             self.projects.pop(name, None)
         else:
             self.projects[name] = after.metadata.labels
 
-    def _budget_changed(self, key: Any, before: PodDisruptionBudget | None, after: PodDisruptionBudget | None) -> None:
+    def _budget_changed(
+        self, key: Any, before: k8s.PodDisruptionBudget | None, after: k8s.PodDisruptionBudget | None
+    ) -> None:
         self.budgets.put(key, after)
 
-    def _service_changed(self, key: tuple[str, str], before: Service | None, after: Service | None) -> None:
+    def _service_changed(self, key: tuple[str, str], before: k8s.Service | None, after: k8s.Service | None) -> None:
         if (before.spec if before else None) == (after.spec if after else None):
             return
         namespace = key[0]
         selecting = (*self.services.objects.values(), *self.controllers.objects.values())
         self._services[namespace] = tuple(one for one in selecting if one.metadata.namespace == namespace)
 
-    def _workload_handler(self, kind: str) -> Callable[[Any, Workload | None, Workload | None], None]:
-        def on_change(key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
+    def _workload_handler(self, kind: str) -> Callable[[Any, k8s.Workload | None, k8s.Workload | None], None]:
+        def on_change(key: tuple[str, str], before: k8s.Workload | None, after: k8s.Workload | None) -> None:
             workload = (key[0], kind, key[1])
             if after is None:
                 self._workloads.pop(workload, None)
@@ -318,7 +304,7 @@ class ClusterCache:
         return on_change
 
     def _volcano_group_changed(
-        self, key: tuple[str, str], before: MemberGroup | None, after: MemberGroup | None
+        self, key: tuple[str, str], before: k8s.MemberGroup | None, after: k8s.MemberGroup | None
     ) -> None:
         self._group_changed(key, before, after)
         if after is not None and after.status.phase in ("", "Pending"):

@@ -17,32 +17,16 @@ import yaml
 from msgspec import Struct, structs
 
 from hodei.control.explain.why import plan, why
+from hodei.kube.api import objects as k8s
 from hodei.kube.api.client import Access, Api, ApiError
-from hodei.kube.api.objects import (
-    Expression,
-    GroupedWorkload,
-    MemberGroup,
-    Meta,
-    NodeAffinity,
-    NodeSelector,
-    NodeSelectorTerm,
-    OwnerReference,
-    Pod,
-    PodGroup,
-    PriorityClass,
-    Toleration,
-    decode,
-    from_builtins,
-)
-from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.scheduler.cache import Indexer
 from hodei.kube.scheduler.gangs import as_job, assemble, creates_one_by_one, membership
 from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.informers import Informers
 from hodei.kube.scheduler.reservations import Reservations
 from hodei.kube.scheduler.run import Options, PodSchedulerParts, build_scheduler, connected
-from hodei.kube.scheduler.translate import NODES_PATH, PODS_PATH, PodInfo, Reader, ReaderOptions
-from hodei.model.affinity import NodeTerm, all_match
+from hodei.kube.scheduler.selectors import matches_node
+from hodei.kube.scheduler.translate import NODES_PATH, PODS_PATH, Reader, ReaderOptions
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.model.job import JobSpec, TaskSpec
@@ -107,7 +91,7 @@ async def explain_pod(access: Access, options: Options, namespace: str, name: st
     return answer
 
 
-def _last_condition(pod: Pod) -> str:
+def _last_condition(pod: k8s.Pod) -> str:
     """Nothing can be tried without nodes; the last report of the pod's scheduler is still known."""
     condition = pod.condition("PodScheduled")
     if condition is None or not condition.message:
@@ -141,9 +125,9 @@ def _plan_answer(planned: Planned, options: Options, unread: list[str]) -> Answe
     return answer
 
 
-async def _pod(api: Api, namespace: str, name: str) -> Pod:
+async def _pod(api: Api, namespace: str, name: str) -> k8s.Pod:
     try:
-        return decode(await api.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}"), Pod)
+        return k8s.decode(await api.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}"), k8s.Pod)
     except ApiError as error:
         if error.status == 404:
             hint = f"kubectl get pods -n {namespace}"
@@ -153,8 +137,7 @@ async def _pod(api: Api, namespace: str, name: str) -> Pod:
 
 async def _read_cluster(api: Api, options: Options, namespace: str = "") -> tuple[PodSchedulerParts, list[str]]:
     """The cluster as it is now, with nothing decided, and the collections that may not be read. A collection that may only be read
-    in `namespace` is read there.
-    """
+    in `namespace` is read there."""
     scheduler = build_scheduler(options, tries=0)
     if scheduler.uses_start_reservations:
         scheduler = build_scheduler(options)  # start reservations follow from decisions, which are not carried out here
@@ -232,10 +215,10 @@ _TEMPLATES = {
 }
 _DEFAULT_TEMPLATE = ("spec", "template")
 _GROUPS: dict[tuple[str, str], type[Any]] = {
-    ("scheduling.k8s.io", "PodGroup"): PodGroup,
-    ("scheduling.k8s.io", "Workload"): GroupedWorkload,
-    ("scheduling.x-k8s.io", "PodGroup"): MemberGroup,
-    ("scheduling.volcano.sh", "PodGroup"): MemberGroup,
+    ("scheduling.k8s.io", "PodGroup"): k8s.PodGroup,
+    ("scheduling.k8s.io", "Workload"): k8s.GroupedWorkload,
+    ("scheduling.x-k8s.io", "PodGroup"): k8s.MemberGroup,
+    ("scheduling.volcano.sh", "PodGroup"): k8s.MemberGroup,
 }
 # More would take too long.
 MAX_PODS = 20_000
@@ -245,16 +228,16 @@ class Workload(Struct):
     """`pod`: its template; `count`: pods at the same time (a DaemonSet has one per matching node)."""
 
     kind: str
-    pod: Pod
+    pod: k8s.Pod
     count: int = 1
     note: str = ""
 
-    def pods(self) -> list[Pod]:
+    def pods(self) -> list[k8s.Pod]:
         """The pods with the names and owners that their controller would set."""
         meta = self.pod.metadata
         if self.kind == "Pod":
             return [structs.replace(self.pod, metadata=structs.replace(meta, uid=f"{meta.namespace}/{meta.name}"))]
-        owner = (OwnerReference(self.kind, meta.name, "", True),)
+        owner = (k8s.OwnerReference(self.kind, meta.name, "", True),)
         return [
             structs.replace(
                 self.pod,
@@ -314,7 +297,7 @@ def _add_object(document: dict[str, Any], file: Path, namespace: str, found: Man
         template = template.get(step) if isinstance(template, dict) else None
     try:
         if (group, kind) in _GROUPS:
-            pod_group = from_builtins(document, _GROUPS[group, kind])
+            pod_group = k8s.from_builtins(document, _GROUPS[group, kind])
             meta = _with_namespace(pod_group.metadata, namespace)
             found.groups.append((group, structs.replace(pod_group, metadata=meta)))
             return
@@ -322,7 +305,7 @@ def _add_object(document: dict[str, Any], file: Path, namespace: str, found: Man
             return  # not a workload, such as a Service
         names = {"namespace": metadata.get("namespace"), "name": metadata.get("name") or metadata.get("generateName")}
         fields = {**(template.get("metadata") or {}), **{key: value for key, value in names.items() if value}}
-        pod = from_builtins({"metadata": fields, "spec": template["spec"]}, Pod)
+        pod = k8s.from_builtins({"metadata": fields, "spec": template["spec"]}, k8s.Pod)
         count, note = _count(kind, document)
     except Exception as error:
         raise InvalidInput(f"{file}: the {kind} cannot be read: {error}", hint="kubectl explain pod.spec") from None
@@ -330,7 +313,7 @@ def _add_object(document: dict[str, Any], file: Path, namespace: str, found: Man
     found.workloads.append(Workload(kind, pod, count, note))
 
 
-def _with_namespace(meta: Meta, namespace: str) -> Meta:
+def _with_namespace(meta: k8s.Meta, namespace: str) -> k8s.Meta:
     return structs.replace(meta, namespace=meta.namespace or namespace, name=meta.name or "?")
 
 
@@ -368,7 +351,7 @@ def _pod_count(value: Any, default: int) -> int:
 
 # The tolerations that the DaemonSet controller adds to every pod.
 _DAEMON_TOLERATIONS = tuple(
-    Toleration(f"node.kubernetes.io/{what}", "Exists", "", effect)
+    k8s.Toleration(f"node.kubernetes.io/{what}", "Exists", "", effect)
     for what, effect in (
         ("not-ready", "NoExecute"), ("unreachable", "NoExecute"), ("disk-pressure", "NoSchedule"),
         ("memory-pressure", "NoSchedule"), ("pid-pressure", "NoSchedule"), ("unschedulable", "NoSchedule"),
@@ -378,8 +361,7 @@ _DAEMON_TOLERATIONS = tuple(
 
 class Planned(msgspec.Struct):
     """Of a workload's `total` pods, how many would start `now` and on which `nodes`, preempt others, or wait. `refused`: why none
-    can be scheduled. `first`: the explanation of the first that would not start, else of the first.
-    """
+    can be scheduled. `first`: the explanation of the first that would not start, else of the first."""
 
     workload: Workload
     total: int
@@ -403,7 +385,7 @@ def plan_workloads(scheduler: PodSchedulerParts, reader: Reader, manifests: Mani
     for group, found in manifests.groups:
         _indexer(scheduler, group, found).changed("ADDED", found)
     requests: list[_PlanRequest] = []
-    grouped: list[tuple[int, Pod]] = []
+    grouped: list[tuple[int, k8s.Pod]] = []
     for number, workload in enumerate(manifests.workloads):
         daemons = workload.kind == "DaemonSet"
         pods = _daemon_pods(workload.pod, scheduler, reader) if daemons else workload.pods()
@@ -426,19 +408,15 @@ def plan_workloads(scheduler: PodSchedulerParts, reader: Reader, manifests: Mani
             if membership(pods[0]) is not None:
                 grouped += [(number, pod) for pod in pods]
             else:
-                requests += [_PlanRequest(spec, [number]) for spec in _specs(workload, pods, reader, one)]
+                infos = [reader.pod(pod, ours=True) for pod in pods] if daemons else [one] * len(pods)
+                requests += [_PlanRequest(info.job, [number]) for info in infos]
     requests += _gangs(scheduler, reader, grouped, out)
     _plan_requests(scheduler, requests, out, now_ms)
     return out
 
 
-def _specs(workload: Workload, pods: list[Pod], reader: Reader, first: PodInfo) -> Iterator[JobSpec]:
-    for pod in pods:
-        yield first.job if workload.kind != "DaemonSet" else reader.pod(pod, ours=True).job
-
-
 def _gangs(
-    scheduler: PodSchedulerParts, reader: Reader, grouped: list[tuple[int, Pod]], out: list[Planned]
+    scheduler: PodSchedulerParts, reader: Reader, grouped: list[tuple[int, k8s.Pod]], out: list[Planned]
 ) -> Iterator[_PlanRequest]:
     number_of = {pod.metadata.uid: number for number, pod in grouped}
     for assembly in assemble([pod for _, pod in grouped], scheduler.cache.groups):
@@ -481,10 +459,10 @@ def _indexer(scheduler: PodSchedulerParts, group: str, found: object) -> Indexer
         return cache.plugin_groups
     if group == "scheduling.volcano.sh":
         return cache.volcano_groups
-    return cache.pod_groups if isinstance(found, PodGroup) else cache.grouped
+    return cache.pod_groups if isinstance(found, k8s.PodGroup) else cache.grouped
 
 
-def _daemon_pods(pod: Pod, scheduler: PodSchedulerParts, reader: Reader) -> list[Pod]:
+def _daemon_pods(pod: k8s.Pod, scheduler: PodSchedulerParts, reader: Reader) -> list[k8s.Pod]:
     """One pod for each matching node, as the DaemonSet controller creates them."""
     spec = structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *_DAEMON_TOLERATIONS))
     pod = structs.replace(pod, spec=spec)
@@ -497,7 +475,7 @@ def _node_matches(task: TaskSpec, node: Node) -> bool:
     labels, required = node.labels, task.affinity.required
     if any(labels.get(key) != value for key, value in task.node_selector.items()):
         return False
-    if required and not any(_term_matches(term, node) for term in required):
+    if required and not any(matches_node(term, node.name, labels) for term in required):
         return False
     return all(
         taint.effect == "PreferNoSchedule" or any(one.tolerates(taint) for one in task.tolerations)
@@ -505,19 +483,12 @@ def _node_matches(task: TaskSpec, node: Node) -> bool:
     )
 
 
-def _term_matches(term: NodeTerm, node: Node) -> bool:
-    """An empty term matches no node."""
-    return bool(term.labels or term.fields) and (
-        all_match(term.labels, node.labels) and all_match(term.fields, {"metadata.name": node.name})
-    )
-
-
-def _on_node(pod: Pod, node: KubeNode) -> Pod:
+def _on_node(pod: k8s.Pod, node: k8s.Node) -> k8s.Pod:
     name = node.metadata.name
-    only = NodeSelectorTerm((), (Expression("metadata.name", "In", (name,)),))
+    only = k8s.NodeSelectorTerm((), (k8s.Expression("metadata.name", "In", (name,)),))
     affinity = structs.replace(
         pod.spec.affinity,
-        node_affinity=NodeAffinity(NodeSelector((only,)), pod.spec.affinity.node_affinity.preferred),
+        node_affinity=k8s.NodeAffinity(k8s.NodeSelector((only,)), pod.spec.affinity.node_affinity.preferred),
     )
     meta = structs.replace(
         pod.metadata, name=f"{pod.metadata.name}-{name}", uid=f"DaemonSet/{pod.metadata.name}/{name}"
@@ -526,7 +497,7 @@ def _on_node(pod: Pod, node: KubeNode) -> Pod:
 
 
 class _Classes(msgspec.Struct):
-    items: tuple[PriorityClass, ...] = ()
+    items: tuple[k8s.PriorityClass, ...] = ()
 
 
 async def set_priorities(api: Api, manifests: Manifests) -> None:

@@ -52,8 +52,7 @@ DEFAULT_TIMEOUT_MS: dict[Convention, int] = {
 
 class Membership(Struct, frozen=True):
     """The group that a pod names. `part`: its part of the group. `min_count`: the declared size (0: see the group's object).
-    `parts`: the members needed of each part. `owner`: the pod's controller, if only that defines the size.
-    """
+    `parts`: the members needed of each part. `owner`: the pod's controller, if only that defines the size."""
 
     convention: Convention
     namespace: str
@@ -95,8 +94,7 @@ class Group(Struct, frozen=True):
 
 class Workloads(Struct, frozen=True):
     """The workloads that define the size of groups. `planned`: the pods of workloads that do not exist yet (`hodei kube plan`), or
-    why their number is unknown.
-    """
+    why their number is unknown."""
 
     workloads: Mapping[WorkloadKey, Workload] = {}
     jobs: Mapping[tuple[str, str], Workload] = {}
@@ -143,8 +141,7 @@ def group_of(
     member: Membership, groups: Groups = NO_GROUPS, *, siblings: tuple[Membership, ...] = ()
 ) -> Group | Reason | None:
     """The gang; None if the pods are scheduled one by one, a Reason while the definition is missing or invalid. `siblings`: the
-    other members, for conventions where any pod may declare the size.
-    """
+    other members, for conventions where any pod may declare the size."""
     match member.convention:
         case "kubernetes":
             return _kubernetes_group(member, groups)
@@ -427,8 +424,7 @@ def assemble(pods: Iterable[Pod], groups: Groups = NO_GROUPS) -> list[GangAssemb
 
 def of_this_gang(ended: Iterable[Pod], members: Iterable[Pod], group: Group) -> list[Pod]:
     """The ended members that belong to the present gang and not to an earlier one of the same name: they share an owner with a
-    present member or, without an owner, are not older than the group's object.
-    """
+    present member or, without an owner, are not older than the group's object."""
     owners = {_owner(pod) for pod in members} - {""}
     out = []
     for pod in ended:
@@ -469,8 +465,7 @@ def _assemble_group(
 
 def as_job(pods: Sequence[PodInfo], needed: int, group: Group | None = None) -> tuple[JobSpec, list[int]]:
     """The pods as one job, and the pod number of each member. The first `needed` are placed together, the others if capacity is
-    left. Equal pods form one task, so they are filtered and scored once; the highest priority counts.
-    """
+    left. Equal pods form one task, so they are filtered and scored once; the highest priority counts."""
     tasks: dict[bytes, TaskSpec] = {}
     members: dict[bytes, list[int]] = {}
     needed_of: dict[bytes, int] = {}
@@ -507,8 +502,7 @@ def size_by_owners(
     namespace: str, group: str, owners: Sequence[OwnerReference | None], sized_by: Workloads
 ) -> int | Reason:
     """The size that the owners of its pods define; a Reason if it is unknown or ambiguous. Two workloads of one group look like
-    one until the second creates pods, so such groups must declare their size.
-    """
+    one until the second creates pods, so such groups must declare their size."""
     sizes: dict[str, int] = {}
     for owner in dict.fromkeys(owners):
         if owner is None:

@@ -79,8 +79,7 @@ Pairs = Iterable[tuple[Mask, Reason]]
 class Messages(Struct, frozen=True):
     """Message variants by Kubernetes release. `names_taints`: older ones print `node(s) had untolerated taint {key: value}`.
     `reports_claims`: some with device claims print `no new claims to deallocate` before the preemption result, and only
-    `not found` if the pod was refused before any node was tried.
-    """
+    `not found` if the pod was refused before any node was tried."""
 
     names_taints: bool = False
     reports_claims: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -27,55 +28,35 @@ class Metrics:
 
     def __init__(self, profile: str) -> None:
         self.registry, self._profile = CollectorRegistry(), profile
-        r = self.registry
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=_SHORT)
         by = ["result", "profile"]
-        self._attempts = Counter("scheduler_schedule_attempts", "Attempts to schedule pods, by result", by, registry=r)
-        self._duration = Histogram(
-            "scheduler_scheduling_attempt_duration_seconds", "Time of an attempt", by, buckets=_SHORT, registry=r
-        )
-        self._algorithm = Histogram(
-            "scheduler_scheduling_algorithm_duration_seconds",
-            "Time of the scheduling algorithm",
-            buckets=_SHORT,
-            registry=r,
-        )
-        self._binding = Histogram(
+        self._attempts = counter("scheduler_schedule_attempts", "Attempts to schedule pods, by result", by)
+        self._duration = histogram("scheduler_scheduling_attempt_duration_seconds", "Time of an attempt", by)
+        self._algorithm = histogram("scheduler_scheduling_algorithm_duration_seconds", "Time of the algorithm")
+        self._binding = histogram(
             "scheduler_framework_extension_point_duration_seconds", "Time of an extension point",
-            ["extension_point", "status", "profile"], buckets=_SHORT, registry=r,
+            ["extension_point", "status", "profile"],
         )  # fmt: skip
-        self._scheduling_time = Histogram(
-            "scheduler_pod_scheduling_sli_duration_seconds", "Time from creation to binding", ["attempts"],
-            buckets=_LONG, registry=r,
+        self._scheduling_time = histogram(
+            "scheduler_pod_scheduling_sli_duration_seconds",
+            "Time from creation to binding",
+            ["attempts"],
+            buckets=_LONG,
+        )
+        self._tries = histogram("scheduler_pod_scheduling_attempts", "Attempts until bound", buckets=_TRIES)
+        self._pending = gauge("scheduler_pending_pods", "Pending pods, by queue", ["queue"])
+        self._incoming = counter("scheduler_queue_incoming_pods", "Pods added to a queue", ["queue", "event"])
+        self._unschedulable = gauge(
+            "scheduler_unschedulable_pods", "Pods last refused by a plugin", ["plugin", "profile"]
         )  # fmt: skip
-        self._tries = Histogram(
-            "scheduler_pod_scheduling_attempts", "Attempts until bound", buckets=_TRIES, registry=r
-        )  # fmt: skip
-        self._pending = Gauge("scheduler_pending_pods", "Pending pods, by queue", ["queue"], registry=r)
-        self._incoming = Counter(
-            "scheduler_queue_incoming_pods", "Pods added to a queue", ["queue", "event"], registry=r
-        )
-        self._unschedulable = Gauge(
-            "scheduler_unschedulable_pods", "Pods last refused by a plugin", ["plugin", "profile"], registry=r
-        )
-        self._victims = Histogram(
-            "scheduler_preemption_victims", "Victims of one preemption", buckets=_VICTIMS, registry=r
-        )  # fmt: skip
-        self._preemptions = Counter("scheduler_preemption_attempts", "Preemption attempts", registry=r)
-        self._gangs = Counter(
-            "scheduler_podgroup_schedule_attempts", "Attempts to schedule pod groups, by result", by, registry=r
-        )
-        self._ages = Gauge(
-            "hodei_kube_watch_age_seconds",
-            "Time since the API server last sent something about a resource",
-            ["resource"],
-            registry=r,
-        )
-        self._refused_objects = Gauge(
-            "hodei_kube_refused_objects", "Objects that cannot be used", ["resource"], registry=r
-        )
-        self._restarts = Counter(
-            "hodei_kube_task_restarts", "Tasks that failed and restarted", ["task"], registry=r
-        )  # fmt: skip
+        self._victims = histogram("scheduler_preemption_victims", "Victims of one preemption", buckets=_VICTIMS)
+        self._preemptions = counter("scheduler_preemption_attempts", "Preemption attempts")
+        self._gangs = counter("scheduler_podgroup_schedule_attempts", "Attempts to schedule pod groups, by result", by)
+        self._ages = gauge("hodei_kube_watch_age_seconds", "Time since the last data of a watch", ["resource"])
+        self._refused_objects = gauge("hodei_kube_refused_objects", "Objects that cannot be used", ["resource"])
+        self._restarts = counter("hodei_kube_task_restarts", "Tasks that failed and restarted", ["task"])
         self.informers: Informers | None = None
         self.refusals: Refusals | None = None
         self._faults: Tally[str] = Tally()

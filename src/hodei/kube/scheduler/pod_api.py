@@ -103,8 +103,7 @@ class PodApi:
 
     async def preempt(self, victim: Pod) -> None:
         """As kube-scheduler does: a condition, then deletion with the pod's own grace period. Disruption budgets were considered when
-        the victim was chosen.
-        """
+        the victim was chosen."""
         text = messages.preempting(self._scheduler)
         generation = victim.metadata.generation
         condition = self._condition("DisruptionTarget", "True", "PreemptionByScheduler", text, generation)

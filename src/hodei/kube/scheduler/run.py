@@ -204,8 +204,7 @@ _STUCK_S = 60.0
 
 class Health:
     """`/healthz /livez /readyz /metrics` over plain HTTP, without names of pods. `problems`: why it should be restarted.
-    `ages`: time since the last contact of each watch, for `/livez?verbose`.
-    """
+    `ages`: time since the last contact of each watch, for `/livez?verbose`."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -216,12 +215,10 @@ class Health:
     def app(self) -> Starlette:
         async def live(request: Request) -> Response:
             problems = self.problems()
-            lines = [f"not ok: {trouble}" for trouble in problems] or ["ok"]
+            lines = [f"not ok: {problem}" for problem in problems] or ["ok"]
             if "verbose" in request.query_params:
-                lines = [
-                    *(f"{path}: last contact {age:.0f} s ago" for path, age in sorted(self.ages().items())),
-                    *lines,
-                ]
+                ages = sorted(self.ages().items())
+                lines = [f"{path}: last contact {age:.0f} s ago" for path, age in ages] + lines
             return PlainTextResponse("\n".join(lines), 500 if problems else 200)
 
         async def ready(request: Request) -> Response:
@@ -230,14 +227,8 @@ class Health:
         async def metrics(request: Request) -> Response:
             return Response(self.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-        return Starlette(
-            routes=[
-                Route("/healthz", live),
-                Route("/livez", live),
-                Route("/readyz", ready),
-                Route("/metrics", metrics),
-            ]
-        )
+        endpoints = {"/healthz": live, "/livez": live, "/readyz": ready, "/metrics": metrics}
+        return Starlette(routes=[Route(path, endpoint) for path, endpoint in endpoints.items()])
 
 
 class _Server(uvicorn.Server):

@@ -85,6 +85,13 @@ def node_term(given: NodeSelectorTerm) -> NodeTerm:
     return NodeTerm(labels, tuple(fields))
 
 
+def matches_node(term: NodeTerm, name: str, labels: Mapping[str, str]) -> bool:
+    """As everywhere in Kubernetes, an empty term matches no node."""
+    if not term.labels and not term.fields:
+        return False
+    return all_match(term.labels, labels) and all_match(term.fields, {"metadata.name": name})
+
+
 def _check_key(key: str) -> None:
     prefix, slash, name = key.rpartition("/")
     if len(name) > 63 or not _NAME.fullmatch(name) or (slash and not prefix):
@@ -141,8 +148,7 @@ NO_SELECTOR_SOURCES = SelectorSources()
 
 class SpreadDefaults(Struct, frozen=True):
     """Rules for pods that have none. `keyless`: a node without the key of one rule takes part in the others, as with kube-scheduler's
-    built-in defaults.
-    """
+    built-in defaults."""
 
     rules: tuple[TopologySpread, ...] = ()
     keyless: bool = False

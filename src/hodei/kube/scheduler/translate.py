@@ -206,8 +206,7 @@ def estimate_ms(given: objects.Pod) -> int:
 
 def priority_of(given: objects.Pod, annotation: str = "", *, preferred: bool = False) -> int:
     """The priority set by admission. A pod may set its own only with `annotation`, which overrides all classes but Kubernetes' own
-    if `preferred`; it must then be an integer (InvalidInput).
-    """
+    if `preferred`; it must then be an integer (InvalidInput)."""
     spec = given.spec
     declared = given.metadata.annotations.get(annotation, "") if annotation else ""
     if (

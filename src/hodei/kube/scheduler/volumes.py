@@ -11,21 +11,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.kube.api.objects import (
-    NO_PROVISIONER,
-    Claim,
-    CsiDriver,
-    CsiNode,
-    Disk,
-    Node,
-    Pod,
-    PodVolume,
-    StorageCapacity,
-    StorageClass,
-    Volume,
-)
+from hodei.kube.api import objects as k8s
 from hodei.kube.api.quantities import MAX_INT32, amount, bounded
-from hodei.kube.scheduler.selectors import NEVER, InvalidSelector, UnknownOperator, node_term, selector
+from hodei.kube.scheduler.selectors import NEVER, InvalidSelector, UnknownOperator, matches_node, node_term, selector
 from hodei.model.affinity import NodeTerm, Requirement, all_match
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Reason
@@ -44,11 +32,11 @@ _NODES_WITHOUT_ZONE = NodeTerm(tuple(Requirement(label, "DoesNotExist") for labe
 class Storage(Struct, frozen=True):
     """Claims and capacities by (namespace, name), everything else by name."""
 
-    claims: Mapping[tuple[str, str], Claim] = {}
-    volumes: Mapping[str, Volume] = {}
-    classes: Mapping[str, StorageClass] = {}
-    drivers: Mapping[str, CsiDriver] = {}
-    capacities: Mapping[tuple[str, str], StorageCapacity] = {}
+    claims: Mapping[tuple[str, str], k8s.Claim] = {}
+    volumes: Mapping[str, k8s.Volume] = {}
+    classes: Mapping[str, k8s.StorageClass] = {}
+    drivers: Mapping[str, k8s.CsiDriver] = {}
+    capacities: Mapping[tuple[str, str], k8s.StorageCapacity] = {}
 
 
 NO_STORAGE = Storage()
@@ -64,15 +52,15 @@ class PodRefused(Exception):
 
 def check_readable(given: object) -> None:
     """Raise if a volume or a storage capacity cannot be read. Such an object is never used, but must not block pods either."""
-    if isinstance(given, Volume):
+    if isinstance(given, k8s.Volume):
         amount(given.spec.capacity.get("storage", 0))
         _node_terms(given)
-    elif isinstance(given, StorageCapacity):
+    elif isinstance(given, k8s.StorageCapacity):
         amount(given.largest or 0)
         selector(given.node_topology)
 
 
-def volumes_of(pod: Pod, storage: Storage) -> tuple[VolumeNeed, ...]:
+def volumes_of(pod: k8s.Pod, storage: Storage) -> tuple[VolumeNeed, ...]:
     """The requirements of all volumes. Raises PodRefused if no node can provide one of them now."""
     out: list[VolumeNeed] = []
     unbound = False
@@ -94,14 +82,14 @@ def volumes_of(pod: Pod, storage: Storage) -> tuple[VolumeNeed, ...]:
     return tuple(out)
 
 
-def claim_name(pod: Pod, volume: PodVolume) -> str:
+def claim_name(pod: k8s.Pod, volume: k8s.PodVolume) -> str:
     """The name of the volume's claim; that of an ephemeral volume is derived from the pod."""
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
     return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else ""
 
 
-def volume_limits(node: CsiNode | None) -> dict[str, int]:
+def volume_limits(node: k8s.CsiNode | None) -> dict[str, int]:
     """The attach limit of each driver that has one."""
     drivers = node.spec.drivers if node is not None else ()
     return {
@@ -111,7 +99,7 @@ def volume_limits(node: CsiNode | None) -> dict[str, int]:
     }
 
 
-def claims_to_bind(pod: Pod, storage: Storage) -> tuple[Claim, ...]:
+def claims_to_bind(pod: k8s.Pod, storage: Storage) -> tuple[k8s.Claim, ...]:
     """The unbound claims that wait for their first consumer (`volume.kubernetes.io/selected-node`)."""
     found = []
     for volume in pod.spec.volumes:
@@ -122,32 +110,27 @@ def claims_to_bind(pod: Pod, storage: Storage) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def volume_on(node: Node, claim: Claim, storage: Storage, taken: Container[str] = (), first: str = "") -> Volume | None:
+def volume_on(
+    node: k8s.Node, claim: k8s.Claim, storage: Storage, taken: Container[str] = (), first: str = ""
+) -> k8s.Volume | None:
     """The smallest free volume for the claim that the node can reach, `first` if it is one; None if none exists."""
 
-    def reachable(volume: Volume) -> bool:
+    def reachable(volume: k8s.Volume) -> bool:
         terms = _node_terms(volume)
-        return terms is None or any(_matches(term, node) for term in terms)
+        return terms is None or any(matches_node(term, node.metadata.name, node.metadata.labels) for term in terms)
 
     found = [one for one in _matching_volumes(claim, storage) if one.metadata.name not in taken and reachable(one)]
     return min(found, key=lambda one: (one.metadata.name != first, *_by_size(one)), default=None)
 
 
-def _matches(term: NodeTerm, node: Node) -> bool:
-    if not term.labels and not term.fields:
-        return False  # as everywhere in Kubernetes, an empty term matches no node
-    fields = {"metadata.name": node.metadata.name}
-    return all_match(term.labels, node.metadata.labels) and all_match(term.fields, fields)
-
-
 # ------------------------------------------------------------------------------------------------ claims
 
 
-def _find_claim(pod: Pod, volume: PodVolume, name: str, storage: Storage) -> Claim:
+def _find_claim(pod: k8s.Pod, volume: k8s.PodVolume, name: str, storage: Storage) -> k8s.Claim:
     claim = storage.claims.get((pod.metadata.namespace, name))
     if claim is None:
         if pod.spec.node_name:
-            return Claim()
+            return k8s.Claim()
         if volume.ephemeral is not None:
             raise PodRefused(
                 "VOLUME_MISSING",
@@ -166,7 +149,7 @@ def _find_claim(pod: Pod, volume: PodVolume, name: str, storage: Storage) -> Cla
     return claim
 
 
-def _bound_volume(claim: Claim, storage: Storage) -> VolumeNeed:
+def _bound_volume(claim: k8s.Claim, storage: Storage) -> VolumeNeed:
     known = storage.volumes.get(claim.spec.volume_name)
     if known is None:
         raise PodRefused("VOLUME_MISSING", "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
@@ -178,7 +161,7 @@ def _bound_volume(claim: Claim, storage: Storage) -> VolumeNeed:
     return VolumeNeed(f"{limit}/{handle}" if csi else f"pv/{handle}", tuple(reach), limit, _exclusive_use(claim))
 
 
-def _zone_reach(volume: Volume) -> Iterator[VolumeReach]:
+def _zone_reach(volume: k8s.Volume) -> Iterator[VolumeReach]:
     """By zone and region labels: nodes of that zone, and nodes without any zone."""
     for label in _ZONES:
         value = volume.metadata.labels.get(label)
@@ -193,7 +176,7 @@ def _zone_reach(volume: Volume) -> Iterator[VolumeReach]:
         yield VolumeReach("zone", (*terms, _NODES_WITHOUT_ZONE))
 
 
-def _unbound_volume(claim: Claim, cls: StorageClass, storage: Storage) -> VolumeNeed:
+def _unbound_volume(claim: k8s.Claim, cls: k8s.StorageClass, storage: Storage) -> VolumeNeed:
     """Where a claim can be bound: near a matching free volume, or where its class can provision one with enough space."""
     candidates: list[VolumeCandidate] = []
     for volume in sorted(_matching_volumes(claim, storage), key=_by_size):
@@ -217,14 +200,14 @@ def _unbound_volume(claim: Claim, cls: StorageClass, storage: Storage) -> Volume
     )
 
 
-def claim_handle(claim: Claim) -> str:
+def claim_handle(claim: k8s.Claim) -> str:
     """The handle of a claim without a volume."""
     return f"claim/{claim.metadata.namespace}/{claim.metadata.name}"
 
 
-def _provisionable(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[VolumeReach, ...] | None:
+def _provisionable(claim: k8s.Claim, cls: k8s.StorageClass, storage: Storage) -> tuple[VolumeReach, ...] | None:
     """The conditions under which its class can provision the volume, which must all hold; None for nowhere."""
-    if cls.provisioner in ("", NO_PROVISIONER):
+    if cls.provisioner in ("", k8s.NO_PROVISIONER):
         return None
     out: list[VolumeReach] = []
     if cls.allowed_topologies:
@@ -253,13 +236,13 @@ def _topologies_with(size: int, cls: str, storage: Storage) -> list[tuple[Requir
     return sorted(out, key=repr)
 
 
-def _node_terms(volume: Volume) -> tuple[NodeTerm, ...] | None:
+def _node_terms(volume: k8s.Volume) -> tuple[NodeTerm, ...] | None:
     """The nodes that can reach a volume; None for all."""
     nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
     return None if nodes is None else tuple(node_term(term) for term in nodes.node_selector_terms)
 
 
-def _readable(object: Volume | StorageCapacity) -> bool:
+def _readable(object: k8s.Volume | k8s.StorageCapacity) -> bool:
     try:
         check_readable(object)
     except (InvalidSelector, UnknownOperator, InvalidInput):
@@ -267,11 +250,11 @@ def _readable(object: Volume | StorageCapacity) -> bool:
     return True
 
 
-def _by_size(volume: Volume) -> tuple[int, str]:
+def _by_size(volume: k8s.Volume) -> tuple[int, str]:
     return amount(volume.spec.capacity.get("storage", 0)), volume.metadata.name
 
 
-def _matching_volumes(claim: Claim, storage: Storage) -> Iterable[Volume]:
+def _matching_volumes(claim: k8s.Claim, storage: Storage) -> Iterable[k8s.Volume]:
     requested = amount(claim.spec.resources.requests.get("storage", 0))
     labels = selector(claim.spec.selector) or ()
     for volume in storage.volumes.values():
@@ -290,18 +273,18 @@ def _matching_volumes(claim: Claim, storage: Storage) -> Iterable[Volume]:
             yield volume
 
 
-def _provisioner(cls: StorageClass) -> str:
+def _provisioner(cls: k8s.StorageClass) -> str:
     """The driver whose attach limit the volume will count against."""
-    return "" if cls.provisioner in ("", NO_PROVISIONER) else cls.provisioner
+    return "" if cls.provisioner in ("", k8s.NO_PROVISIONER) else cls.provisioner
 
 
-def _exclusive_use(claim: Claim) -> Literal["", "anywhere"]:
+def _exclusive_use(claim: k8s.Claim) -> Literal["", "anywhere"]:
     return "anywhere" if READ_WRITE_ONCE_POD in claim.spec.access_modes else ""
 
 
-def _inline_disks(volume: PodVolume) -> Iterator[VolumeNeed]:
+def _inline_disks(volume: k8s.PodVolume) -> Iterator[VolumeNeed]:
     """Disks named in the pod that two pods of a node cannot share."""
-    found: tuple[tuple[str, Disk | None, bool], ...] = (
+    found: tuple[tuple[str, k8s.Disk | None, bool], ...] = (
         ("gce", volume.gce_persistent_disk, True),
         ("aws", volume.aws_elastic_block_store, False),  # not even read-only
         ("iscsi", volume.iscsi, True),
