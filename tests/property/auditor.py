@@ -1,6 +1,6 @@
-"""An auditor who trusts nobody: he reads facts and effects, keeps books of his own, and says what does not add up.
+"""An independent check of facts and effects with its own records; its messages state the invariants.
 
-Not a line of the engine or of the controller is used here. What he holds to be true is told in his messages.
+It uses no code of the engine or the controller.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hodei.model.effects import Act, Forget, Save, SaveEvent, SaveJob, SaveOverr
 from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.job import Job, Run
 from hodei.model.node import Node, NodeOverrides, Taint
-from property import naive
+from property import reference_rules as naive
 
 LIVE = ("placed", "running")
 ENDED_JOB = ("succeeded", "failed", "cancelled")

@@ -7,11 +7,11 @@ from hypothesis import given, note
 
 from hodei.control.explain import why as explain
 from hodei.model.facts import JobCancelled, RunObserved
-from property import naive
+from property import reference_rules as naive
 from property.auditor import ENDED_JOB
+from property.clusters import specs
 from property.examples import examples
-from property.story import Story, calm_stories, stories
-from property.worlds import specs
+from property.random_runs import Story, calm_stories, stories
 
 
 @examples(80)
@@ -28,7 +28,7 @@ def test_it_is_so_also_when_higher_work_takes_the_place_of_lower(story):
 
 @examples(40)
 @given(stories)
-def test_nobody_waits_while_there_is_room_and_nothing_is_lost_in_the_end(story):
+def test_no_job_waits_while_there_is_capacity_and_no_job_is_lost(story):
     told = Story(between=_nobody_waits_for_nothing).tell(*story)
     alive = [id for id, job in told.auditor.jobs.items() if job.state not in ENDED_JOB]
     told.step([JobCancelled(id) for id in alive])
@@ -51,7 +51,7 @@ def _nobody_waits_for_nothing(story: Story) -> None:
 
 @examples(25)
 @given(calm_stories)
-def test_the_same_facts_give_the_same_plans_byte_for_byte_also_when_someone_asks_why_in_between(story):
+def test_the_same_facts_give_the_same_plans_byte_for_byte_with_or_without_why(story):
     plain = Story().tell(*story)
     asked = Story(between=_ask_everything).tell(*story)
     for number, (one, other) in enumerate(zip(plain.written, asked.written, strict=True)):

@@ -110,7 +110,7 @@ def graphs(draw: Any) -> list[Dependencies]:
 
 @examples(100)
 @given(graphs(), st.integers(0, 2**32), st.booleans())
-def test_nobody_starts_too_early_waits_in_vain_or_is_given_up_too_soon(
+def test_no_dependent_job_starts_too_early_waits_in_vain_or_fails_too_soon(
     graph: list[Dependencies], seed: int, at_once: bool
 ) -> None:
     chance, life = random.Random(seed), Life()

@@ -8,9 +8,9 @@ from msgspec import structs
 from hodei.control.explain import why as explain
 from hodei.engine.explain import objections
 from hodei.engine.view import View
-from property import naive
+from property import reference_rules as naive
 from property.examples import examples
-from property.story import Story, calm_stories
+from property.random_runs import Story, calm_stories
 
 
 def nothing_is_kept(told):
@@ -37,7 +37,7 @@ def test_why_names_a_blocker_for_every_node_that_refuses_and_none_for_the_others
 
 @examples(60)
 @given(calm_stories)
-def test_why_says_waiting_of_exactly_those_that_cannot_start(story):
+def test_why_reports_waiting_exactly_for_jobs_that_cannot_start(story):
     told = Story().tell(*story)
     assume(nothing_is_kept(told))
     auditor, used = told.auditor, told.auditor.used()
@@ -67,7 +67,7 @@ def _healthy(node):
 
 @examples(60)
 @given(calm_stories)
-def test_a_job_that_why_calls_placeable_is_placed_by_the_next_step_when_it_is_the_first_in_line(story):
+def test_a_job_that_why_calls_placeable_is_placed_by_the_next_step_if_it_is_first_in_the_queue(story):
     """With one try per step gangs are left over that have room: those are what this is about."""
     told = Story(max_tries=1).tell(*story)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""More room never hurts: a gang that can be placed can still be placed when a node is added."""
+"""More capacity never hurts: a gang that can be placed can still be placed when a node is added."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.view import View, gang_of
-from property import naive
+from property import reference_rules as naive
+from property.clusters import clusters, nodes, profiles, specs
 from property.examples import examples
-from property.worlds import clusters, nodes, profiles, specs
 
 held = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((500, 1000, 2000))), max_size=3)
 

@@ -168,7 +168,7 @@ def test_all_extra_members_come_along_if_some_place_has_room_for_all():
         assert len(placed or ()) == min(most, task.count), f"seed {seed}"
 
 
-def test_who_joins_a_gang_goes_to_its_place_or_waits():
+def test_a_joining_member_follows_the_layout_of_its_gang_or_waits():
     for seed in range(CASES):
         scene = _Scene(seed)
         topology = scene.dice.choice(list(PLACES))

@@ -28,7 +28,7 @@ def nodes(draw: st.DrawFn) -> list[Node]:
 
 @examples(30)
 @given(nodes(), st.data())
-def test_never_more_is_promised_than_the_ratio_allows(cluster: list[Node], data: st.DataObject) -> None:
+def test_allocations_never_exceed_the_overcommit_ratio(cluster: list[Node], data: st.DataObject) -> None:
     controller = Controller(build_profiles(SchedulingConfig()))
     controller.step(NOW_MS, [NodeJoined(node) for node in cluster])
     held: dict[str, tuple[str, dict[str, int]]] = {}

@@ -21,7 +21,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.job import GangRules
 from hodei.plugins.registry import build_profile
 from property.examples import examples
-from property.story import Story, calm_stories
+from property.random_runs import Story, calm_stories
 
 VIEW = View(NOW_MS)
 # What a tenant is as a value: job, number of the member ("-1": the gang as a whole).

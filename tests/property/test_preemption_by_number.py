@@ -139,13 +139,13 @@ def _compare(there: Any, wish: tuple[int, int, int], allowed: Sequence[int]) -> 
 
 @examples(250)
 @given(st.lists(pods, max_size=12), wishes)
-def test_the_victims_are_those_that_kube_scheduler_would_choose(there, wish):
+def test_the_victims_are_the_same_as_in_kube_scheduler(there, wish):
     _compare(there, wish, ())
 
 
 @examples(250)
 @given(st.lists(pods, max_size=12), wishes, budgets)
-def test_the_victims_are_those_that_kube_scheduler_would_choose_with_budgets(there, wish, allowed):
+def test_the_victims_are_the_same_as_in_kube_scheduler_with_budgets(there, wish, allowed):
     _compare(there, wish, allowed)
 
 

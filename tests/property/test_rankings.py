@@ -18,8 +18,8 @@ from hodei.engine.view import Member, View, gang_of
 from hodei.model.node import Node
 from hodei.model.resources import Resources
 from hodei.plugins.registry import PLUGINS, build_profile, find_plugin
+from property.clusters import NODE_NAMES, clusters, nodes, plain_tasks, profiles, specs
 from property.examples import examples
-from property.worlds import NODE_NAMES, clusters, nodes, plain_tasks, profiles, specs
 
 where = st.sampled_from(NODE_NAMES)
 requests = st.sampled_from(({"cpu": 500}, {"cpu": 1000, "memory": 2**30}, {"gpu": 1000}, {"example.com/fpga": 1}))

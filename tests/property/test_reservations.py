@@ -171,7 +171,7 @@ class Tale:
 
 @examples(120)
 @given(stories)
-def test_a_reservation_and_a_promise_are_kept_whatever_happens(story):
+def test_reservations_and_start_reservations_are_always_kept(story):
     cpus, chapters = story
     note(f"{cpus} {chapters}")
     Tale(cpus, warlike=False).tell(chapters)

@@ -54,7 +54,7 @@ events = st.lists(
 
 @examples(150)
 @given(events)
-def test_nobody_starts_before_one_ahead_of_it_that_asks_for_no_more(story: list[tuple[str, Any]]) -> None:
+def test_no_job_starts_before_one_ahead_of_it_with_an_equal_or_smaller_request(story: list[tuple[str, Any]]) -> None:
     harness = Configured(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
     last = 0
     for what, detail in story:
@@ -118,7 +118,7 @@ class Flaky:
     st.lists(st.tuples(st.integers(0, 8000), st.sampled_from(("high", "medium", "low"))), min_size=2, max_size=8),
     st.integers(20_000, 60_000),
 )
-def test_while_a_plugin_is_out_of_order_nobody_is_tried_again_less_often_than_one_behind_it(
+def test_while_a_plugin_fails_no_job_is_retried_less_often_than_a_later_one(
     arrivals: list[tuple[int, str]], ms: int
 ) -> None:
     Flaky.broken = True

@@ -16,18 +16,19 @@ from hodei.engine.explain import round_readable
 from hodei.model.explanation import Explanation, Patch
 from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.job import JobSpec
-from property import naive, worlds
+from property import clusters
+from property import reference_rules as naive
 from property.examples import examples
 
 # One priority: nobody makes room for anybody, so that nothing but the change can have helped.
-jobs = worlds.specs().map(lambda spec: structs.replace(spec, priority=500, scheduling_timeout_ms=0))
-scenes = st.tuples(worlds.clusters(), st.lists(jobs, min_size=1, max_size=6))
+jobs = clusters.specs().map(lambda spec: structs.replace(spec, priority=500, scheduling_timeout_ms=0))
+scenes = st.tuples(clusters.clusters(), st.lists(jobs, min_size=1, max_size=6))
 LATER_MS = NOW_MS + 1000
 
 
 def a_controller(cluster, specs) -> Controller:
     """A cluster to which these jobs were submitted one after the other."""
-    made = Controller(worlds.profiles(), admission=AdmissionPolicy("wait"))
+    made = Controller(clusters.profiles(), admission=AdmissionPolicy("wait"))
     made.step(NOW_MS, [NodeJoined(node) for node in cluster])
     for id, spec in enumerate(specs, 1):
         submit(made, id, spec)

@@ -1,6 +1,6 @@
 """What broke in other schedulers, played again with real processes: victims that must come back, gangs that lose a member.
 
-Exactly who goes and who stays is shown case by case for the controller, in `unit/control/test_reenactments*.py`.
+Exactly who goes and who stays is shown case by case for the controller, in `unit/control/test_known_failures*.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A house whose controller is made of a configuration as an operator writes it.
+"""A controller that is built from a configuration as an operator writes it.
 
-Its memory keeps, like a real store, the spec that a job was submitted with, and not what became of it while it waited.
+Its store keeps the spec that a job was submitted with, and not what escalation made of it.
 """
 
 from __future__ import annotations

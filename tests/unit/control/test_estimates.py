@@ -60,7 +60,7 @@ def test_what_was_learned_is_never_above_what_the_user_allows_and_never_moves_th
     assert (shorter.expected_ms, shorter.limit_ms) == (5, 25)
 
 
-def test_a_job_of_which_nobody_said_anything_is_bound_by_the_longest_of_its_like():
+def test_a_job_without_an_estimate_is_limited_by_the_longest_similar_run():
     spec = a_job_spec()
     found = taught(spec, 10, 20, 90, 10).estimate(spec)
     assert (found.expected_ms, found.limit_ms) == (20, 90)

@@ -48,7 +48,7 @@ def _goes(harness, *runs):
         (760, 740, True),
     ],
 )
-def test_a_class_takes_the_place_of_strictly_lower_classes_and_low_ones_of_nobody(who, whom, may):
+def test_a_class_preempts_strictly_lower_classes_and_low_ones_none(who, whom, may):
     harness = _full(1, priority=whom)
     harness.submit(9, cpu="1", priority=who)
     assert harness.stopped() == (["1.0.1"] if may else [])
@@ -59,7 +59,7 @@ def test_whole_numbers_belong_to_the_highest_class_that_they_reach():
     assert [may_preempt(p) for p in (0, 250, 499, 500)] == [False, False, False, True]
 
 
-def test_the_victim_is_told_to_go_the_room_is_held_and_the_preemptor_starts_when_it_is_free():
+def test_the_victim_stops_its_capacity_is_held_and_the_preemptor_starts():
     harness = _full(1)
     harness.submit(9, cpu="1", priority="high", name="urgent")
     assert harness.stopped() == ["1.0.1"]
@@ -87,7 +87,7 @@ def test_a_victim_comes_back_by_itself_when_there_is_room_again():
     assert harness.started() == ["1.0.2"]
 
 
-def test_nobody_goes_when_it_would_not_help():
+def test_no_job_is_preempted_if_it_would_not_help():
     harness = _full(1, 1)
     harness.submit(9, cpu="2", priority="critical")
     assert (harness.stopped(), harness.state(9)) == ([], "pending")
@@ -105,7 +105,7 @@ def test_no_more_go_than_must_and_the_least_valuable_of_them():
     assert harness.stopped() == ["3.0.1", "4.0.1"]
 
 
-def test_of_equals_the_one_that_loses_least_work_goes():
+def test_of_equal_victims_the_one_that_loses_least_work_is_preempted():
     harness = a_harness(2)
     harness.submit(1, cpu="1", priority="low")
     harness.see("1.0.1", "running")
@@ -224,7 +224,7 @@ def test_if_the_node_goes_too_the_preemptor_queues_again_and_it_is_on_record():
     assert survivor.stop_reason.text.startswith("preempted by job 9")
 
 
-def test_after_a_restart_nobody_else_is_told_to_go_for_the_same_room():
+def test_after_a_restart_no_other_job_is_preempted_for_the_same_capacity():
     harness = _full(1, 1)
     harness.submit(9, cpu="1", priority="high")
     (victim,) = harness.stopped()

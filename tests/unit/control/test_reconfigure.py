@@ -14,7 +14,7 @@ from unit.control.harness import some_nodes
 TWO = '[scheduling.profiles.gpu]\n[scheduling.profiles.lab]\nqueue = "fifo"\n'
 
 
-def test_those_who_wait_stand_in_line_again_by_the_new_order() -> None:
+def test_pending_jobs_are_queued_in_the_new_order() -> None:
     harness = Configured("", *some_nodes(1))
     harness.submit(1)
     harness.submit(2, priority="low")
@@ -35,7 +35,7 @@ def test_what_runs_is_not_touched_and_ends_as_ever() -> None:
     assert harness.used() == {"n1": {}} or not any(harness.used()["n1"].values())
 
 
-def test_a_running_gang_whose_profile_is_gone_can_still_be_repaired() -> None:
+def test_a_running_gang_of_a_removed_profile_can_still_be_repaired() -> None:
     from hodei.model.job import GangRules
 
     harness = Configured(TWO, *some_nodes(1, 1, 1))
@@ -48,7 +48,7 @@ def test_a_running_gang_whose_profile_is_gone_can_still_be_repaired() -> None:
     assert "1.1.2" in harness.runs
 
 
-def test_a_job_whose_profile_is_gone_is_held_and_can_be_released_when_it_is_back() -> None:
+def test_a_job_of_a_removed_profile_is_held_and_can_be_released_when_it_is_back() -> None:
     from hodei.model.facts import JobReleased
 
     harness = Configured(TWO, *some_nodes(1))
@@ -62,7 +62,7 @@ def test_a_job_whose_profile_is_gone_is_held_and_can_be_released_when_it_is_back
     assert harness.where(2) == "gpu"
 
 
-def test_room_that_is_being_made_for_someone_stays_his() -> None:
+def test_holds_of_preemptors_are_kept() -> None:
     harness = Configured("", *some_nodes(1))
     harness.submit(1, priority="low")
     harness.see("1.0.1", "running")
@@ -75,7 +75,7 @@ def test_room_that_is_being_made_for_someone_stays_his() -> None:
     assert harness.started() == ["2.0.1"]
 
 
-def test_tenants_who_take_turns_go_on_where_they_were() -> None:
+def test_tenants_keep_their_turns() -> None:
     fair = '[scheduling.profiles.default]\nqueue = "fair"\n'
     harness, other = Configured(fair, *some_nodes(1)), Configured(fair, *some_nodes(1))
     for each in (harness, other):
@@ -93,7 +93,7 @@ def test_tenants_who_take_turns_go_on_where_they_were() -> None:
     assert order[0] == order[1]
 
 
-def test_promises_are_made_anew_in_a_line_that_makes_some() -> None:
+def test_start_reservations_are_made_again_in_a_new_backfill_queue() -> None:
     batch = '[scheduling.profiles.default]\nqueue = "batch"\n'
     harness = Configured("", *some_nodes(2))
     harness.submit(1, cpu=1, estimate_ms=60_000)
@@ -138,7 +138,7 @@ def test_a_decision_log_can_carry_it() -> None:
     assert msgspec.json.decode(msgspec.json.encode(fact), type=AnyFact) == fact
 
 
-def test_a_twin_made_before_does_not_notice() -> None:
+def test_an_earlier_clone_is_not_affected() -> None:
     harness = Configured(TWO, a_node("n1", 1))
     harness.submit(1, 2, profile="gpu")
     before = clone_controller(harness.controller)

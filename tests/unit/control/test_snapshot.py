@@ -62,7 +62,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
-def test_a_scheduler_goes_on_from_its_state_under_every_configuration(config: SchedulingConfig) -> None:
+def test_a_controller_continues_from_its_snapshot_under_every_configuration(config: SchedulingConfig) -> None:
     one = make_controller(config)
     one.step(NOW_MS, [NodeJoined(a_node(f"n{number}", 4)) for number in range(3)])
     one.step(NOW_MS + 1, [_submitted(id) for id in range(1, 12)])

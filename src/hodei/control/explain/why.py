@@ -202,7 +202,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
             explanation = _refused(controller, job.spec, gang, result, now_ms)
     engine.runner.take_faults()
     if explanation is None:
-        text = f"{past}there is room for it; it is number {position.position} of {position.pending} in the queue"
+        text = f"{past}there is capacity for it; it is number {position.position} of {position.pending} in the queue"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle", **common)
     return _about(
         controller, job, now_ms, explanation.status, explanation.code, past + explanation.summary, nodes=explanation.nodes,

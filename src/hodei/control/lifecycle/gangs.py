@@ -209,10 +209,10 @@ class Gangs:
                 members.append(Member(spec, task))
                 needed.append(joining[:1] if len(members) == 1 else ())
                 extra.append(joining[1:] if len(members) == 1 else joining)
-        beside = tuple(sorted({run.node for run in self._cluster.live_runs(job.id)}))
+        running_nodes = tuple(sorted({run.node for run in self._cluster.live_runs(job.id)}))
         gang = Gang(
             job.id, spec, job.submitted_ms, tuple(members), tuple(needed), tuple(extra),
-            queued_ms=job.submitted_ms, is_joining=True, running_nodes=beside,
+            queued_ms=job.submitted_ms, is_joining=True, running_nodes=running_nodes,
             estimate_ms=self._cluster.estimates.get(job.id) or self._cluster.limit_ms(spec),
         )  # fmt: skip
         # A new configuration may have removed its profile.

@@ -268,7 +268,7 @@ class PerNode:
         parts, lacking = [], dict[str, list[NodeName]]()
         for name, why in left.full.items():
             lacking.setdefault(why, []).append(name)
-        parts += [f"no room now on {_names(names)} ({why})" for why, names in sorted(lacking.items())]
+        parts += [f"no capacity now on {_names(names)} ({why})" for why, names in sorted(lacking.items())]
         lacking = {}
         for name in left.open:
             if why := refused.get(name, ""):

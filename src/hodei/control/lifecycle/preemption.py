@@ -413,8 +413,10 @@ class PreemptionControl:
         for name, member, _ in hold.places:
             row = table.row.get(name)
             if row is not None:
-                room, used, request = table.allocatable[row], table.holds[row].used, member.task.request
-                if all(used.get(resource, 0) <= room.get(resource, 0) for resource in request if request[resource]):
+                allocatable, used, request = table.allocatable[row], table.holds[row].used, member.task.request
+                if all(
+                    used.get(resource, 0) <= allocatable.get(resource, 0) for resource in request if request[resource]
+                ):
                     return True
         return False
 

@@ -262,7 +262,7 @@ class BackfillQueue:
         (reservation,) = availability.start_reservations.values()
         table, needs = self._engine.table, self._pending_table.needs
 
-        def beside() -> list[int]:
+        def spare() -> list[int]:
             return [availability.max_spare(reservation, resource, view.now_ms) for resource in needs]
 
         def elsewhere() -> list[int] | None:
@@ -271,7 +271,7 @@ class BackfillQueue:
                 return None
             return [most_free(table, resource, rows) for resource in needs]
 
-        return Gap(reservation.start_ms - view.now_ms, beside, elsewhere)
+        return Gap(reservation.start_ms - view.now_ms, spare, elsewhere)
 
     def _worth(self) -> list[float]:
         """The value of a unit of each resource: it grows with the free share, and with the scarcity of the resource."""

@@ -43,7 +43,7 @@ class Gap(NamedTuple):
     beside it, and those that fit on another node (None: there is none). Amounts in the order of `PendingTable.needs`."""
 
     length_ms: int
-    beside: Callable[[], list[int]]
+spare: Callable[[], list[int]]
     elsewhere: Callable[[], list[int] | None]
 
 
@@ -263,7 +263,7 @@ class PendingTable:
             return slots
         may = (self.data[_LIMIT].take(slots) <= gap.length_ms) | (self.data[_TRIED].take(slots) == 0)
         if not may.all():
-            for amounts in (gap.beside(), gap.elsewhere()):
+            for amounts in (gap.spare(), gap.elsewhere()):
                 if amounts is not None:
                     fits = np.ones(len(slots), dtype=np.bool_)
                     for row, most in zip(self.needs.values(), amounts, strict=True):
@@ -280,7 +280,7 @@ class PendingTable:
         limits, tried = self.data[_LIMIT, : self.end].tolist(), self.data[_TRIED, : self.end].tolist()
         judged = [slot for slot in slots if limits[slot] > gap.length_ms and tried[slot]]
         if judged:
-            found = set(self._small(judged, gap.beside()))
+            found = set(self._small(judged, gap.spare()))
             elsewhere = gap.elsewhere() if len(found) < len(judged) else None
             if elsewhere is not None:
                 found.update(self._small(judged, elsewhere))

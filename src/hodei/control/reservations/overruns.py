@@ -141,13 +141,14 @@ class ReservationWindows:
         lacking = dict(reserved.get(reservation.project, {}))
         for resource in lacking:
             lacking[resource] = max(lacking[resource] - own.get(resource, 0), 0)
-        room = self._cluster.table.allocatable[self._cluster.table.row[node]]
+        allocatable = self._cluster.table.allocatable[self._cluster.table.row[node]]
         held = _total(here)
         lacking = {
-            resource: amount - (room.get(resource, 0) - held.get(resource, 0)) for resource, amount in lacking.items()
+            resource: amount - (allocatable.get(resource, 0) - held.get(resource, 0))
+            for resource, amount in lacking.items()
         }
         lacking = {resource: amount for resource, amount in lacking.items() if amount > 0}
-        detail = f"off {node}: reservation {reservation.name} of project {reservation.project} has begun"
+        detail = f"off {node}: reservation {reservation.name} of project {reservation.project} has started"
         # As much as possible: a node that has shrunk may never have all of it.
         for one in fewest(lacking, _beyond(others, reserved), all_or_nothing=False) or ():
             self._evict(one, reservation, StopReason("cleared", detail), now_ms)

@@ -125,9 +125,9 @@ def late_runs(cluster: ClusterState, reservation: Reservation, now_ms: int) -> l
             for span in availability.spans(node, now_ms)
             if span.project != reservation.project and span.end_ms > at_ms
         ]
-        room = table.allocatable[row]
+        allocatable = table.allocatable[row]
         held = {resource: sum(span.request.get(resource, 0) for span in others) for resource in request}
-        if any(room.get(resource, 0) - held[resource] < amount for resource, amount in request.items()):
+        if any(allocatable.get(resource, 0) - held[resource] < amount for resource, amount in request.items()):
             out += [LateRun(node, span.run, span.end_ms if span.end_ms < FOREVER else 0) for span in others]
     return out
 
@@ -151,16 +151,16 @@ def _check(cluster: ClusterState, spec: ReservationSpec, now_ms: int) -> None:
 
 
 def _lacking(table: Table, row: int, request: Resources) -> str:
-    room = table.allocatable[row]
-    lacks = [resource for resource, amount in sorted(request.items()) if room.get(resource, 0) < amount]
-    return ", ".join(f"{resource} {human_amount(resource, room.get(resource, 0))}" for resource in lacks)
+    allocatable = table.allocatable[row]
+    lacks = [resource for resource, amount in sorted(request.items()) if allocatable.get(resource, 0) < amount]
+    return ", ".join(f"{resource} {human_amount(resource, allocatable.get(resource, 0))}" for resource in lacks)
 
 
 def _conflicts(
     availability: AvailabilityProfile, table: Table, node: NodeName, request: Resources, spec: ReservationSpec
 ) -> list[Claim]:
     """The claims that exceed the node together with the request, at some moment of the window."""
-    room = table.allocatable[table.row[node]]
+    allocatable = table.allocatable[table.row[node]]
     window = [
         claim for claim in availability.claims_on(node) if claim.start_ms < spec.end_ms and claim.end_ms > spec.start_ms
     ]
@@ -168,7 +168,7 @@ def _conflicts(
         now = [claim for claim in window if claim.start_ms <= at_ms < claim.end_ms]
         for resource, amount in request.items():
             claims = [claim for claim in now if claim.request.get(resource)]
-            if amount + sum(claim.request[resource] for claim in claims) > room.get(resource, 0):
+            if amount + sum(claim.request[resource] for claim in claims) > allocatable.get(resource, 0):
                 return claims
     return []
 

@@ -64,7 +64,7 @@ def test_a_run_is_charged_while_it_is_open_and_nothing_changes_when_it_closes(wi
     assert ledger.rows() == whole.rows()
 
 
-def test_an_end_that_is_told_late_takes_back_what_was_charged_too_much():
+def test_a_late_end_refunds_what_was_charged_too_much():
     ledger = Ledger()
     ledger.opened("1.0.0", ANN, {"cpu": 1000}, START)
     ledger.usage((), START + 50 * HOUR_MS)
@@ -72,7 +72,7 @@ def test_an_end_that_is_told_late_takes_back_what_was_charged_too_much():
     assert ledger.used_since(ANN, START, START + 50 * HOUR_MS) == {"cpu": 1000 * 90 * 60_000}
 
 
-def test_an_end_may_be_told_before_its_beginning_and_everything_twice():
+def test_an_end_may_be_reported_before_the_start_and_both_twice():
     ledger = Ledger()
     ledger.closed("1.0.0", START + 10)
     ledger.opened("1.0.0", ANN, {"cpu": 7}, START)
@@ -103,7 +103,7 @@ def test_a_budget_counts_everything_since_its_start_and_forgets_nothing():
     assert ledger.used_since(("acme", "web"), 0, now) == {"gpu": 1000 * 41 * DAY_MS}
 
 
-def test_the_use_of_all_projects_is_told_at_once():
+def test_the_usage_of_all_projects_is_read_at_once():
     ledger = Ledger()
     ledger.charge(ANN, {"cpu": 1, "gpu": 9}, START, START + 10)
     ledger.charge(EVE, {"cpu": 2}, START, START + 10)
@@ -123,7 +123,7 @@ def test_only_rows_that_changed_are_handed_to_the_store_each_with_its_amount_as_
     assert ledger.take_dirty() == [UsageRow(ANN, "cpu", START, HOUR_MS, 6)]
 
 
-def test_old_hours_are_folded_into_days_and_the_store_is_told_which_rows_are_gone():
+def test_old_hours_are_folded_into_days_and_deleted_rows_are_dirty():
     ledger = Ledger()
     ledger.charge(ANN, {"cpu": 1}, START + HOUR_MS, START + 3 * HOUR_MS)
     ledger.take_dirty()
@@ -139,7 +139,7 @@ def test_old_hours_are_folded_into_days_and_the_store_is_told_which_rows_are_gon
     assert ledger.used_since(ANN, START, now) == {"cpu": 2 * HOUR_MS}
 
 
-def test_what_nobody_may_ask_for_any_more_is_dropped():
+def test_usage_older_than_the_retention_is_dropped():
     ledger = Ledger()
     ledger.charge(ANN, {"cpu": 1}, START, START + DAY_MS)
     now = START + 500 * DAY_MS

@@ -164,7 +164,7 @@ def test_what_an_owner_waits_for_is_not_lent_again():
     assert harness.state(12) == "pending"
 
 
-def test_within_its_own_quota_nobody_is_sent_away():
+def test_jobs_within_their_own_quota_are_not_reclaimed():
     harness = a_harness(quotas=COHORT)
     harness.submit(1, 2, 3, 4, project="a")
     harness.submit(5, 6, 7, 8, project="b")
@@ -184,7 +184,7 @@ def test_amounts_are_compared_in_one_unit_however_they_are_written():
 # ------------------------------------------------------------------------------------------------ soft
 
 
-def test_beyond_its_soft_quota_a_project_goes_on_while_nobody_else_waits():
+def test_a_project_exceeds_its_soft_quota_while_no_other_waits():
     harness = a_harness(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
     harness.submit(1, 2, 3, project="ml")
     assert running(harness, 1, 2, 3) == [1, 2, 3]
@@ -204,7 +204,7 @@ def test_beyond_its_soft_quota_a_project_lets_others_go_first():
     assert harness.state(6) == "scheduled"
 
 
-def test_one_who_gives_up_waiting_no_longer_holds_others_back():
+def test_a_cancelled_job_does_not_enforce_soft_quotas_any_more():
     harness = a_harness(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
     harness.submit(1, 2, 3, 4, project="ml")
     harness.submit(5, project="web", cpu=4)
@@ -224,7 +224,7 @@ def test_what_could_never_start_is_refused_with_the_limit_it_would_pass():
     harness.controller.accounts.admit([a_job_spec(project="a", cpu=8)])
 
 
-def test_more_than_may_wait_is_refused_with_who_waits():
+def test_more_pending_jobs_than_allowed_are_refused_with_the_users():
     harness = a_harness(cpus=(1,), quotas=quotas(ml={"pending": 2}))
     harness.submit(1, 2, 3, project="ml", user="ann")
     with pytest.raises(QueueFull, match=r"may have 2 pending jobs and has 2 \(ann 2\)"):
@@ -282,7 +282,7 @@ def test_a_job_for_every_node_says_where_a_quota_keeps_it_from():
     assert harness.runs[second].node == other
 
 
-def test_a_job_for_every_node_that_gives_back_what_it_borrowed_goes_on_with_the_rest_later():
+def test_a_per_node_job_that_gives_back_borrowed_quota_continues_later():
     harness = a_harness(cpus=(4, 4), quotas=COHORT)
     harness.submit(1, project="a", cpu="3", gang=GangRules(per_node=True))
     runs = harness.started()

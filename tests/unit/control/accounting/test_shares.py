@@ -41,7 +41,7 @@ def rows_of(harness):
 
 
 @pytest.mark.parametrize("formula", ["fair_tree", "classic"])
-def test_who_has_had_less_goes_first(formula):
+def test_the_project_with_less_usage_goes_first(formula):
     harness = a_harness(formula=formula)
     used_up(harness, 1, "greedy", 10)
     used_up(harness, 20, "modest", 1)
@@ -78,7 +78,7 @@ def test_only_the_window_counts_where_there_is_one():
     assert rows_of(harness)["a"].usage == 0
 
 
-def test_a_run_that_still_goes_on_counts_already():
+def test_a_live_run_counts_already():
     harness = a_harness()
     harness.submit(1, project="a", user="ann")
     harness.now_ms += 3 * HOUR
@@ -86,7 +86,7 @@ def test_a_run_that_still_goes_on_counts_already():
     assert hours == pytest.approx(3 * 1.25, rel=0.01), "one core and one Gi: 1.0 + 0.25"
 
 
-def test_someone_new_stands_as_the_best_of_its_project_until_factors_are_worked_out_again():
+def test_a_new_user_has_the_best_factor_of_its_project_until_the_next_refresh():
     harness = a_harness(refresh="1h")
     used_up(harness, 1, "greedy", 4)
     used_up(harness, 10, "modest", 1)
@@ -182,7 +182,7 @@ def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
     assert rows_of(harness)["a/ann"].usage == before
 
 
-def test_a_twin_knows_what_was_used_and_keeps_its_own_account_from_then_on():
+def test_a_clone_knows_past_usage_and_keeps_its_own_ledger():
     harness = _busy("fair_tree")
     harness.submit(90, project="cms", user="ann")
     copy = clone_controller(harness.controller)
@@ -244,7 +244,7 @@ def test_money_is_spent_at_prices_an_hour():
         ({"admission": {"max_priority": {"user": "huge"}}}, "unknown priority 'huge'"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_told_with_its_section(section, said):
+def test_an_invalid_setting_is_reported_with_its_section(section, said):
     with pytest.raises(InvalidInput) as error:
         accounts_policy(msgspec.convert(section, SchedulingConfig))
     assert said in str(error.value)

@@ -55,7 +55,7 @@ def test_a_busy_or_cordoned_or_tainted_cluster_is_no_reason_to_refuse():
     controller.gate.check([a_job_spec(cpu="4", node_selector={"not": "here"})], controller.pending())
 
 
-def test_without_nodes_nobody_can_be_too_large():
+def test_without_nodes_no_job_is_too_large():
     controller = _gate()
     controller.gate.check([a_job_spec(cpu="1000")], controller.pending())
 
@@ -94,7 +94,7 @@ def test_too_many_members_are_refused():
     assert error.message == "wide: 11 members, at most 10 are allowed"
 
 
-def test_what_the_gate_lets_in_can_be_started_on_an_empty_cluster():
+def test_an_admitted_job_can_start_on_an_idle_cluster():
     harness = Harness(a_node("a", 4), a_node("b", 2))
     spec = a_job_spec(tasks=[a_task("small", cpu="2"), a_task("large", cpu="4")])
     harness.controller.gate.check([spec], {})

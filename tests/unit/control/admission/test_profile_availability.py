@@ -252,7 +252,7 @@ def test_one_run_on_every_node_is_on_those_of_backends_that_stand_by_too() -> No
     assert sorted(run.node for run in harness.runs.values()) == ["c1", "o1"]
 
 
-def test_a_member_for_a_node_is_told_what_keeps_it_from_there() -> None:
+def test_the_reason_of_a_per_node_job_names_what_blocks_a_node() -> None:
     harness = both('[[scheduling.spill]]\nto = "cloud"\nmax_cost = 0.01\nonly_if_wait_over = "0s"\n')
     harness.submit(1, cpu=1, gang=GangRules(per_node=True))
     assert [run.node for run in harness.runs.values()] == ["o1"]
@@ -272,7 +272,7 @@ def test_a_chain_that_names_a_backend_twice_is_refused() -> None:
         make_controller(scheduling('[scheduling]\nfallback = ["a", "b", "a"]\n'))
 
 
-def test_a_pause_does_not_open_a_profile_to_those_it_is_closed_to() -> None:
+def test_a_pause_does_not_open_a_profile_to_other_projects() -> None:
     away = SimpleNamespace(mode="fallback", problem=lambda name: "it is paused", fallback=lambda name: "default")
     routing = Routing((), projects={"gpu": ("ml",)}, availability=away)  # type: ignore[arg-type]
     assert routing.route(a_job_spec("a", project="ml", profile="gpu")).profile == "default"

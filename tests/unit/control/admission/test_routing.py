@@ -81,7 +81,7 @@ def test_after_a_restart_a_job_is_still_where_its_rule_has_sent_it() -> None:
     assert harness.jobs[1].spec.routed_by == "rule 1 (gpu)"
 
 
-def test_a_job_of_another_project_that_asks_for_a_profile_is_told_which_may_use_it() -> None:
+def test_a_job_of_another_project_is_refused_with_the_projects_of_the_profile() -> None:
     harness = Configured(ROUTES)
     harness.controller.gate.check([a_job_spec(profile="lab", project="lab-7")], {})
     with pytest.raises(InvalidInput, match="profile 'lab' is not open to project 'other'") as refused:
@@ -130,7 +130,7 @@ def test_a_profile_uses_its_own_nodes_alone_and_why_says_so() -> None:
         pytest.param('[scheduling.breaker]\npause = "soon"', "breaker.pause", id="not a duration"),
     ],
 )
-def test_a_mistake_in_the_configuration_is_told_with_its_path(toml: str, path: str) -> None:
+def test_a_configuration_problem_is_reported_with_its_path(toml: str, path: str) -> None:
     from hodei.control.admission.config import find_problems
 
     config = scheduling(toml)

@@ -95,7 +95,7 @@ def test_waiting_outside_the_queue_is_not_counted(limit: dict[str, int], outside
     assert harness.reason(2)[0] == ("QUEUE_TIME_EXCEEDED" if "max_queue_time_ms" in limit else "SCHEDULING_TIMEOUT")
 
 
-def test_who_was_too_late_is_told_what_stood_in_its_way_and_not_only_the_first_of_its_kind() -> None:
+def test_every_timed_out_job_of_a_group_has_the_reason_of_the_refusal() -> None:
     harness = Configured(DEFAULTS, *some_nodes(1))
     for id in (1, 2, 3):
         harness.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
@@ -105,7 +105,7 @@ def test_who_was_too_late_is_told_what_stood_in_its_way_and_not_only_the_first_o
     assert "pool" in reasons.pop()
 
 
-def test_who_was_requeued_and_is_too_late_is_not_told_of_the_requeue() -> None:
+def test_a_timed_out_job_has_the_refusal_as_reason_and_not_its_requeue() -> None:
     harness = Configured(DEFAULTS, *some_nodes(1))
     for id in (1, 2):
         harness.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
@@ -130,7 +130,7 @@ def test_a_restart_and_a_new_configuration_leave_a_job_what_it_was_given() -> No
     assert harness.reason(1)[0] == "SCHEDULING_TIMEOUT"
 
 
-def test_why_says_until_when_a_job_may_wait_and_who_says_so() -> None:
+def test_why_names_the_wait_limit_and_where_it_is_set() -> None:
     harness = Configured(DEFAULTS, *some_nodes(1))
     harness.submit(1, cpu=2, profile="quick")
     harness.submit(2, cpu=2, scheduling_timeout_ms=60_000)

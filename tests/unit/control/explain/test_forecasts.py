@@ -14,7 +14,7 @@ from hodei.model.estimate import Forecast
 from hodei.sim.forecasts import measure_accuracy
 from hodei.sim.traces import open_workload
 from unit.control.harness import a_harness
-from unit.control.scenes import running
+from unit.control.scenarios import running
 
 MINUTE = 60_000
 
@@ -71,7 +71,7 @@ def test_a_start_grades_every_forecast_of_the_job():
     assert forecasts.latest(1) is None
 
 
-def test_when_jobs_start_later_than_foretold_the_next_forecasts_are_stretched():
+def test_forecasts_are_stretched_after_jobs_started_later_than_forecast():
     forecasts = Forecasts()
     at_first = forecasts.stretch(NOW_MS)
     for job in range(100):
@@ -81,7 +81,7 @@ def test_when_jobs_start_later_than_foretold_the_next_forecasts_are_stretched():
     assert at_first < learned == 4000, "44 minutes for every 11, the floor of one minute included"
 
 
-def test_those_who_still_wait_stretch_the_next_forecasts_as_well():
+def test_pending_jobs_stretch_forecasts_too():
     forecasts = Forecasts()
     for job in range(100):
         forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})

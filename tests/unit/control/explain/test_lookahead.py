@@ -15,7 +15,7 @@ from hodei.sim.policies import policy
 from hodei.sim.traces import open_workload
 from hodei.wiring import make_controller
 from unit.control.harness import Harness, a_harness
-from unit.control.scenes import running
+from unit.control.scenarios import running
 
 MINUTE = 60_000
 
@@ -32,7 +32,7 @@ def state_of(harness: Harness) -> bytes:
     return msgspec.json.encode(seen)
 
 
-def test_those_who_wait_start_when_those_before_them_are_expected_to_end():
+def test_pending_jobs_start_at_the_expected_ends_of_runs():
     harness = a_harness(2)
     harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
     harness.submit(2, 3, cpu="2", estimate_ms=5 * MINUTE)
@@ -52,7 +52,7 @@ def test_those_who_wait_start_when_those_before_them_are_expected_to_end():
     [(20 * MINUTE, 30 * MINUTE), (-MINUTE, 10 * MINUTE)],
     ids=["its turn comes later", "its turn is overdue"],
 )
-def test_a_run_in_the_line_of_a_backend_takes_its_time_from_its_own_turn_on(wait, ends):
+def test_a_run_in_the_queue_of_a_backend_starts_at_its_turn(wait, ends):
     harness = a_harness(2)
     harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
     harness.now_ms += 5 * MINUTE
@@ -94,7 +94,7 @@ def test_how_long_a_run_takes_in_all(total, so_far, corrected):
     assert corrected_ms(total, so_far) == corrected
 
 
-def test_behind_a_run_of_which_nobody_knows_how_long_it_takes_no_start_is_in_sight():
+def test_behind_a_run_without_an_estimate_no_start_is_predicted():
     harness = a_harness(2)
     harness.submit(1, cpu="2")
     harness.submit(2, cpu="2", estimate_ms=MINUTE)
@@ -111,7 +111,7 @@ def test_jobs_still_to_come_take_part_when_they_come():
     assert ahead.starts[9].at_ms == harness.now_ms + 10 * MINUTE
 
 
-def test_who_must_leave_a_node_that_goes_is_named_and_starts_again_elsewhere_later():
+def test_evicted_jobs_of_a_drained_node_are_named_and_start_elsewhere():
     harness = a_harness(2, 2)
     harness.submit(1, 2, cpu="2", estimate_ms=10 * MINUTE)
     running(harness, "1.0.1", "2.0.1")
@@ -141,7 +141,7 @@ def test_members_that_join_a_gang_which_runs_are_no_start_of_it():
     [({"max_steps": 1}, "steps"), ({"horizon_ms": MINUTE}, "horizon"), ({"go_on": lambda: False}, "stopped")],
     ids=["steps", "a horizon", "someone who says stop"],
 )
-def test_it_goes_only_as_far_as_it_may(limits, end):
+def test_the_lookahead_ends_at_its_limits(limits, end):
     harness = a_harness(2)
     harness.submit(1, 2, 3, cpu="2", estimate_ms=10 * MINUTE)
     assert look_ahead(clone_controller(harness.controller), harness.now_ms, as_said, **limits).end == end
@@ -165,7 +165,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_twin_made_at_any_moment_of_a_trace_goes_on_with_the_same_plans(name):
+def test_a_clone_made_at_any_moment_of_a_trace_makes_the_same_plans(name):
     workload = open_workload("generate:lublin?jobs=120&procs=32&seed=3")
     noting = _Noting(workload, make_controller(CONFIGS[name]), workload.nodes)
     noting.run()

@@ -31,7 +31,7 @@ def a_harness(queue, **arguments):
     ],
     ids=["fifo", "priority", "fair", "multifactor", "batch", "batch by estimate"],
 )
-def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
+def test_the_terms_of_the_priority_add_up(queue, arguments, terms):
     harness = a_harness(queue, **arguments)
     told = priority_breakdown(harness.controller, 2, harness.now_ms)
     assert {term.name: term.milli for term in told.terms} == terms
@@ -40,14 +40,14 @@ def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
     assert all(term.text for term in told.terms)
 
 
-def test_what_is_inherited_is_told():
+def test_inherited_priority_is_a_term():
     harness = a_harness("priority")
     harness.submit(3, priority="critical", after=Dependencies((Dependency("succeeded", 2),)))
     told = priority_breakdown(harness.controller, 2, harness.now_ms)
     assert {term.name: term.milli for term in told.terms}["inherited"] == 750_000
 
 
-def test_a_job_that_does_not_wait_in_a_line_has_no_place_in_one():
+def test_a_job_that_is_not_queued_has_no_breakdown():
     harness = a_harness("priority")
     assert priority_breakdown(harness.controller, 1, harness.now_ms) is None
     assert priority_breakdown(harness.controller, 99, harness.now_ms) is None

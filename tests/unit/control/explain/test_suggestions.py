@@ -70,7 +70,7 @@ def test_what_else_can_be_changed(asked, change):
     assert _suggestions(node, **asked) == [(change, 1)]
 
 
-def test_a_gang_is_told_how_many_fit_and_how_small_they_would_have_to_be():
+def test_a_gang_gets_suggestions_of_fewer_or_smaller_members():
     assert _suggestions(a_node("a", 2), a_node("b", 3), cpu="2", count=4) == [
         ("cpu 2 to 1", 2),
         ("2 members instead of 4", 2),
@@ -169,7 +169,7 @@ def test_an_end_that_should_have_come_is_called_overdue():
     assert _why(harness, 2).hint.endswith("job 1 (job-1) ends, which is overdue")
 
 
-def test_what_can_never_start_is_told_by_its_real_cause_not_by_who_is_busy():
+def test_an_impossible_job_has_its_real_cause_and_not_busy_nodes():
     harness = Harness(a_node("n1", 4), a_node("n2", 4))
     harness.submit(1, 2, cpu="4", priority="critical")
     harness.submit(3, cpu="2", node_selector={"disk": "ssd"})

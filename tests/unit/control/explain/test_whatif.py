@@ -13,7 +13,7 @@ from hodei.plugins.registry import check_trial_policy
 from hodei.wiring import make_controller
 from unit.control.explain.test_lookahead import state_of
 from unit.control.harness import Harness, a_harness
-from unit.control.scenes import running
+from unit.control.scenarios import running
 
 MINUTE = 60_000
 
@@ -36,14 +36,14 @@ def quiet() -> Harness:
     return harness
 
 
-def test_a_job_is_told_its_start_behind_those_who_wait_already():
+def test_a_new_job_starts_after_the_pending_ones():
     harness = quiet()
     answer = asked(harness, Question((a_job_spec("new", cpu="2", estimate_ms=MINUTE),)))
     assert [(job.name, job.start_ms - harness.now_ms) for job in answer.jobs] == [("new", 15 * MINUTE)]
     assert (answer.same, answer.sooner, answer.later, answer.evicted) == (2, (), (), ())
 
 
-def test_a_higher_job_names_who_goes_for_it_and_who_starts_later():
+def test_a_higher_job_names_its_victims_and_delayed_jobs():
     harness = quiet()
     answer = asked(harness, Question((a_job_spec("urgent", cpu="2", priority="critical", estimate_ms=MINUTE),)))
     assert answer.jobs[0].start_ms == harness.now_ms
@@ -52,7 +52,7 @@ def test_a_higher_job_names_who_goes_for_it_and_who_starts_later():
     assert gone.again_ms > harness.now_ms
 
 
-def test_with_more_nodes_those_who_wait_start_sooner():
+def test_with_more_nodes_pending_jobs_start_sooner():
     harness = quiet()
     answer = asked(harness, Question(add_nodes=2, like="n1"))
     assert [(job.job, job.start_ms == harness.now_ms, job.nodes) for job in answer.sooner] == [
@@ -82,7 +82,7 @@ def test_another_policy_is_tried_on_the_same_jobs():
     assert answer.same + len(answer.sooner) + len(answer.later) == 2
 
 
-def test_what_nobody_knows_is_said():
+def test_missing_estimates_are_noted():
     harness = a_harness(2)
     harness.submit(1, 2, cpu="2")
     answer = asked(harness, Question(add_nodes=1))

@@ -65,7 +65,7 @@ def test_the_nearest_miss_is_the_node_with_the_fewest_and_smallest_objections():
     assert _why(harness).nearest.text == "lacks 1 cpu (3 of 3 free, 4 requested)"
 
 
-def test_the_position_in_the_queue_is_told():
+def test_the_position_in_the_queue_is_reported():
     harness = a_harness(1)
     harness.submit(1, priority="critical")
     harness.submit(2, cpu="1", priority="low")
@@ -93,7 +93,7 @@ def test_a_gang_that_is_too_large_tells_how_many_fit():
     assert {blocker.code for blocker in said.blockers} == {"INSUFFICIENT_CPU"}
 
 
-def test_each_task_that_can_go_nowhere_is_told():
+def test_each_task_without_a_node_is_reported():
     harness = Harness(a_node("a", 4))
     harness.submit(1, tasks=[a_task("head", cpu="9"), a_task("fine", cpu="1"), a_task("gpu", cpu="1", gpu="1")])
     assert {(b.task, b.code) for b in _why(harness).blockers} == {
@@ -102,7 +102,7 @@ def test_each_task_that_can_go_nowhere_is_told():
     }
 
 
-def test_a_pause_is_told_with_its_end_and_its_cause():
+def test_backoff_is_reported_with_its_end_and_cause():
     harness = a_harness(4)
     harness.submit(1, retries=1)
     harness.see("1.0.1", "failed", 7)
@@ -124,7 +124,7 @@ def test_a_job_with_room_says_its_place_in_the_queue():
     harness.submit(1, 2, 3)
     said = _why(harness, 3)
     assert (said.status, said.code) == ("waiting", "QUEUED")
-    assert said.summary == "there is room for it; it is number 2 of 2 in the queue"
+    assert said.summary == "there is capacity for it; it is number 2 of 2 in the queue"
 
 
 def test_a_placed_job_tells_where_and_why_there():
@@ -172,7 +172,7 @@ def test_a_plan_places_jobs_after_each_other_and_changes_nothing():
     assert harness.learn().empty
 
 
-def test_a_refusal_of_the_whole_gang_is_told_in_the_words_of_the_plugin():
+def test_a_refusal_of_the_whole_gang_has_the_text_of_the_plugin():
     class Curfew:
         name = "curfew"
         requeue_on = ("time",)

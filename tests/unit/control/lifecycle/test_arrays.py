@@ -42,7 +42,7 @@ def test_without_a_limit_all_are_placed_at_once():
     assert states(harness) == "sssss"
 
 
-def test_the_next_is_let_in_when_one_ends_in_order_of_index():
+def test_the_next_element_is_queued_when_one_ends():
     harness = Harness(a_node("big", 64, "64Gi"))
     harness.learn(*an_array(5, at_most=2))
     harness.see("2.0.1", "running")
@@ -126,7 +126,7 @@ def test_why_says_how_many_are_under_way_and_how_many_go_first():
     assert "2 are active, 2 others go first" in found.summary
 
 
-def test_those_outside_count_as_pending():
+def test_elements_outside_the_queue_count_as_pending():
     harness = Harness()
     harness.learn(*an_array(5, at_most=2))
     assert harness.controller.pending() == {"default": 5}
@@ -134,7 +134,7 @@ def test_those_outside_count_as_pending():
     assert harness.controller.pending() == {"default": 4}
 
 
-def test_a_scheduling_timeout_begins_when_an_element_is_let_in():
+def test_a_scheduling_timeout_starts_when_an_element_is_queued():
     harness = Harness()
     harness.learn(*an_array(2, at_most=1, scheduling_timeout_ms=1000))
     harness.later(1000)
@@ -150,7 +150,7 @@ def test_a_scheduling_timeout_begins_when_an_element_is_let_in():
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["hold", "release", "cancel", "requeue", "end", "restart"]), st.integers(1, 8))),
 )
-def test_whatever_happens_the_limit_holds_and_nobody_is_left_outside_for_nothing(at_most: int, acts):
+def test_the_limit_of_an_array_always_holds_and_is_used(at_most: int, acts):
     big = a_node("big", 64, "64Gi")
     harness = Harness(big)
     harness.learn(*an_array(8, at_most=at_most))
@@ -188,7 +188,7 @@ def test_elements_share_all_but_their_place():
     assert array_environment(plain) == {}
 
 
-def test_the_id_of_an_element_is_told_by_its_index():
+def test_the_id_of_an_element_follows_from_its_index():
     place = ArrayElement(100, 0, 4, 0, 10, 5)
     assert [place.job_of(index) for index in (10, 15, 25)] == [100, 101, 103]
     with pytest.raises(InvalidInput, match="no element 11"):
@@ -201,7 +201,7 @@ def test_more_jobs_than_anyone_may_ask_for_at_once_are_refused():
         expand([mould, mould], 1)
 
 
-def test_a_mould_that_nobody_expanded_is_a_plain_job():
+def test_an_array_spec_that_was_not_expanded_is_a_plain_job():
     harness = Harness(a_node("big", 64, "64Gi"))
     harness.learn(JobSubmitted(Job(1, a_job_spec("sweep", array=ArrayElement(0, 0, 9, 1)), "pending", NOW_MS, NOW_MS)))
     assert states(harness) == "s"

@@ -60,7 +60,7 @@ def end(harness: Harness, id: int, state: str = "succeeded", attempt: int = 1) -
         pytest.param("checkpointed", "failed", "failed", id="saved work was wanted and it failed without"),
     ],
 )
-def test_an_end_meets_what_was_wanted_or_ends_who_wanted_it(on: On, ends: str, then: str) -> None:
+def test_an_end_meets_a_dependency_or_fails_the_dependent_job(on: On, ends: str, then: str) -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1, on=on)))
     assert harness.started() == ["1.0.1"]
@@ -80,7 +80,7 @@ def test_an_end_meets_what_was_wanted_or_ends_who_wanted_it(on: On, ends: str, t
         assert {"cancelled": "was cancelled"}.get(ends, f"that {ends}") in text
 
 
-def test_who_waits_is_in_no_line_and_says_for_what() -> None:
+def test_a_dependent_job_is_in_no_queue_and_its_reason_names_the_dependency() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)))
     assert harness.state(2) == "pending"
@@ -97,7 +97,7 @@ def test_who_waits_is_in_no_line_and_says_for_what() -> None:
     assert not harness.controller.dependencies.dependents(1)
 
 
-def test_the_order_in_which_jobs_are_told_does_not_matter() -> None:
+def test_the_order_of_submissions_does_not_matter() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1, after(3)), job(harness, 2, after(1)), job(harness, 3))
     assert harness.started() == ["3.0.1"]
@@ -117,7 +117,7 @@ def test_a_failure_that_is_retried_is_not_an_end() -> None:
     assert (harness.state(2), harness.state(3)) == ("scheduled", "failed")
 
 
-def test_saved_work_is_enough_for_whoever_waits_for_that() -> None:
+def test_a_checkpoint_meets_a_dependency_on_a_checkpoint() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1, on="checkpointed")), job(harness, 3, after(1)))
     harness.see("1.0.1", "running")
@@ -144,7 +144,7 @@ def test_some_of_many_are_enough_and_it_ends_when_too_few_are_left() -> None:
     assert harness.state(6) == "scheduled"
 
 
-def test_data_that_appears_lets_everyone_go_who_waited_for_it() -> None:
+def test_data_that_appears_releases_all_dependent_jobs() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1, data()), job(harness, 2, data()), job(harness, 3, data("/data/y")))
     assert sorted(harness.controller.dependencies.data) == ["/data/x", "/data/y"]
@@ -181,7 +181,7 @@ def test_a_long_chain_falls_as_one() -> None:
     assert "job 2999 (job-2999) to succeed, but that failed" in harness.reason(length)[1]
 
 
-def test_a_held_job_goes_on_waiting_and_stays_held_when_it_is_met() -> None:
+def test_a_held_job_stays_held_when_its_dependencies_are_met() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)), job(harness, 3, after(1)))
     harness.learn(JobHeld(2), JobHeld(3))
@@ -215,7 +215,7 @@ def test_a_requeued_job_waits_again_for_what_it_never_got() -> None:
     assert harness.state(2) == "scheduled"
 
 
-def test_jobs_that_ended_before_are_told_with_the_fact() -> None:
+def test_ended_jobs_come_with_the_fact() -> None:
     harness = a_harness(4)
     told = (DependencyStatus(1, "succeeded"), DependencyStatus(2, "failed", saved=True))
     harness.learn(JobSubmitted(job(harness, 5, after(1)), told), JobSubmitted(job(harness, 6, after(2)), told))
@@ -223,7 +223,7 @@ def test_jobs_that_ended_before_are_told_with_the_fact() -> None:
     assert [harness.state(id) for id in (5, 6, 7)] == ["scheduled", "failed", "scheduled"]
 
 
-def test_of_a_job_that_nobody_remembers_only_the_end_is_known() -> None:
+def test_of_a_forgotten_job_only_the_end_is_known() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 5, after(1, on="completed")), job(harness, 6, after(1)))
     assert (harness.state(5), harness.state(6)) == ("scheduled", "failed")
@@ -264,7 +264,7 @@ def test_why_says_what_it_waits_for_and_why_that_waits() -> None:
     assert any("waits for job 1 (job-1) to succeed" in blocker.text for blocker in above.blockers)
 
 
-def test_a_twin_waits_on_its_own() -> None:
+def test_a_clone_waits_independently() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)))
     other = Harness()

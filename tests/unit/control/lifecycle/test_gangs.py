@@ -50,7 +50,7 @@ def test_the_ranks_of_a_partial_gang_have_no_gaps():
     assert [run.rank for run in sorted(harness.runs.values(), key=lambda run: run.member)] == [0, 1, 2, 3]
 
 
-def test_members_are_told_where_the_others_are_where_that_is_known():
+def test_start_orders_have_the_addresses_of_the_gang_if_known():
     nodes = [a_node("n1", 1, "64Gi", address="10.0.0.1"), a_node("n2", 1, "64Gi", address="10.0.0.2")]
     harness = Harness(*nodes)
     harness.submit(1, count=2)
@@ -108,7 +108,7 @@ def test_an_elastic_gang_that_falls_below_its_least_starts_again_whole():
     assert len(harness.stopped()) == 1
 
 
-def test_a_shrunk_gang_succeeds_with_those_who_stayed():
+def test_a_shrunk_gang_succeeds_with_the_remaining_members():
     harness = a_harness(3)
     harness.submit(1, count=3, min_count=1, gang=ELASTIC)
     running(harness, *harness.started())

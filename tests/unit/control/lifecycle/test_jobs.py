@@ -70,7 +70,7 @@ def test_a_failure_without_retries_is_the_end_and_keeps_the_exit_code():
         pytest.param({"exit_code": 137, "reason_code": "killed", "reason": "signal 9"}, "EXIT_CODE", id="killed"),
     ],
 )
-def test_a_failure_is_told_by_its_cause(seen, code):
+def test_a_failure_has_its_cause_as_reason(seen, code):
     harness = a_harness(4)
     harness.submit(1)
     harness.see("1.0.1", "failed", **seen)
@@ -350,7 +350,7 @@ def test_a_second_running_changes_nothing():
     assert harness.see("1.0.1", "running").empty
 
 
-def test_a_run_stopped_by_nobody_here_has_failed():
+def test_a_run_that_stopped_without_an_order_has_failed():
     harness = a_harness(4)
     harness.submit(1)
     harness.see("1.0.1", "stopped", 137, reason_code="killed", reason="killed by signal 9")
@@ -414,7 +414,7 @@ def test_the_time_spent_held_does_not_count():
     assert harness.state() == "failed"
 
 
-def test_a_job_whose_profile_is_gone_is_held_and_says_so():
+def test_a_job_of_a_removed_profile_is_held_with_a_reason():
     harness = Harness()
     harness.submit(1)
     harness.jobs[1] = structs.replace(harness.jobs[1], spec=structs.replace(harness.jobs[1].spec, profile="night"))

@@ -67,7 +67,7 @@ def test_it_follows_nodes_that_join_and_ends_on_nodes_that_leave():
     assert of_b[0] == of_b[1]  # it keeps its number there
 
 
-def test_it_comes_before_those_who_wait_in_line():
+def test_a_repair_comes_before_pending_jobs():
     harness = _house("a")
     _submit(harness)
     harness.submit(2, cpu="3", name="fills a")
@@ -85,8 +85,8 @@ def test_a_node_without_room_gets_its_run_when_there_is_some_and_why_says_so():
     _submit(harness, 2)
     harness.see(harness.started()[0] if harness.started() else _live(harness, 2)[free], "running")
     assert sorted(_live(harness, 2)) == [free]
-    assert harness.reason(2) == ("PARTIAL", f"runs on 1 node; no room now on {full} (Insufficient cpu)")
-    assert f"no room now on {full}" in why(harness.controller, 2, harness.now_ms).summary
+    assert harness.reason(2) == ("PARTIAL", f"runs on 1 node; no capacity now on {full} (Insufficient cpu)")
+    assert f"no capacity now on {full}" in why(harness.controller, 2, harness.now_ms).summary
     harness.see("1.0.1", "running")
     harness.see("1.0.1", "succeeded", 0)
     assert sorted(_live(harness, 2)) == ["a", "b"]
@@ -212,7 +212,7 @@ def test_many_nodes_are_served_in_parts():
     assert len(_live(harness)) == 450
 
 
-def test_a_saved_state_goes_on_from_where_it_was():
+def test_a_snapshot_continues_where_it_was():
     harness = _house("a", "b")
     _submit(harness, retries=1)
     _run_all(harness)
@@ -294,7 +294,7 @@ def test_only_the_member_that_lost_its_place_starts_again_after_a_preemption():
     assert harness.stopped() == [live["b"]]
     harness.see(live["b"], "stopped")
     assert (harness.state(), harness.state(2), _live(harness)) == ("running", "scheduled", {"c": live["c"]})
-    assert harness.reason() == ("PARTIAL", "runs on 1 node; no room now on b (Insufficient cpu); done on 1")
+    assert harness.reason() == ("PARTIAL", "runs on 1 node; no capacity now on b (Insufficient cpu); done on 1")
     harness.see("2.0.1", "running")
     harness.restart(*(a_node(name, 4, labels={"name": name}) for name in "abc"))
     harness.see("2.0.1", "succeeded", 0)

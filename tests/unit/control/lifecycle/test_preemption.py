@@ -33,7 +33,7 @@ def _goes(harness: Harness, *runs: str) -> None:
 # ------------------------------------------------------------------------------------- not room alone
 
 
-def test_who_holds_the_port_goes_even_if_there_is_room_for_both():
+def test_the_holder_of_a_port_is_preempted_even_if_there_is_capacity_for_both():
     harness = a_harness(8)
     _run(harness, 1, cpu="1", priority="low")
     _run(harness, 2, cpu="1", priority="low", ports=(HostPort(80),))
@@ -44,7 +44,7 @@ def test_who_holds_the_port_goes_even_if_there_is_room_for_both():
     assert harness.started() == ["9.0.1"]
 
 
-def test_nobody_goes_for_a_port_that_a_higher_job_holds():
+def test_no_job_is_preempted_for_a_port_of_a_higher_job():
     harness = a_harness(8)
     _run(harness, 1, cpu="1", priority="critical", ports=(HostPort(80),))
     _run(harness, 2, cpu="1", priority="low")
@@ -88,7 +88,7 @@ def test_room_is_made_in_one_rack_for_a_gang_that_must_be_in_one():
     assert harness.started() == ["9.0.1", "9.1.1"]
 
 
-def test_two_who_come_at_once_do_not_count_on_the_same_room():
+def test_two_preemptors_do_not_count_on_the_same_capacity():
     harness = a_harness(2, 2)
     for id in (1, 2, 3, 4):
         _run(harness, id, cpu="1", priority="low")
@@ -97,7 +97,7 @@ def test_two_who_come_at_once_do_not_count_on_the_same_room():
     assert harness.controller.preemption.holds.keys() == {8, 9}
 
 
-def test_who_goes_anyway_is_not_reason_to_send_another_away():
+def test_a_stopping_job_causes_no_other_preemption():
     harness = a_harness(1, 1)
     _run(harness, 1, cpu="1", priority="low")
     _run(harness, 2, cpu="1", priority="low")
@@ -135,7 +135,7 @@ def test_work_lost_is_counted_from_the_last_checkpoint(saved_ms):
     assert harness.stopped() == (["1.0.1"] if saved_ms else ["2.0.1"])
 
 
-def test_who_is_told_to_save_its_work_before_it_goes_loses_none():
+def test_a_victim_with_a_checkpoint_hook_loses_no_work():
     harness = a_harness(2)
     _run(harness, 1, cpu="1", priority="low", checkpoint=Checkpoint(signal="USR1"))
     _run(harness, 2, cpu="1", priority="low")
@@ -180,7 +180,7 @@ def test_a_gang_goes_whole_when_what_it_can_spare_is_not_enough():
     assert "job.preempted" in harness.kinds(1)
 
 
-def test_a_gang_that_is_not_elastic_gives_nobody_up():
+def test_a_gang_that_is_not_elastic_spares_no_member():
     harness = a_harness(3)
     _run(harness, 1, 0, 1, 2, cpu="1", count=3, min_count=1, priority="low")
     harness.submit(9, cpu="1", priority="high")

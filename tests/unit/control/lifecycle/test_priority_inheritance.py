@@ -35,7 +35,7 @@ def test_a_critical_job_lifts_what_it_waits_for(queue):
     assert next_started(harness) == ["4"]
 
 
-def test_the_lift_goes_all_the_way_down_a_chain():
+def test_priority_is_inherited_along_a_chain():
     harness = a_harness("priority")
     harness.submit(2, priority="high")
     harness.submit(3, priority="low")
@@ -44,7 +44,7 @@ def test_the_lift_goes_all_the_way_down_a_chain():
     assert [next_started(harness) for _ in range(4)] == [["3"], ["4"], ["5"], ["2"]]
 
 
-def test_it_is_over_when_nobody_important_waits_any_more():
+def test_inherited_priority_ends_with_the_dependents():
     harness = a_harness("priority")
     harness.submit(2, priority="high")
     harness.submit(3, priority="low")
@@ -62,7 +62,7 @@ def test_less_important_work_that_waits_changes_nothing():
     assert harness.controller.priority_inheritance.inherited == {}
 
 
-def test_who_is_lifted_sends_nobody_away():
+def test_inherited_priority_does_not_preempt():
     harness = Harness(*some_nodes(1))
     harness.submit(1, priority="medium")
     harness.later(1000)

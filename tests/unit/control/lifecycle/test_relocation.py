@@ -18,7 +18,7 @@ from hodei.model.facts import (
 from hodei.model.job import Checkpoint
 from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness, some_nodes
-from unit.control.scenes import gone, is_empty, live, running
+from unit.control.scenarios import gone, is_empty, live, running
 
 SAVES = Checkpoint(signal="USR1")
 
@@ -46,7 +46,7 @@ def test_a_job_saves_its_work_and_goes_on_elsewhere():
     assert (harness.jobs[1].move, harness.jobs[1].failures, harness.jobs[1].preemptions) == ("", 0, 0)
 
 
-def test_it_stays_if_nobody_else_can_take_it_and_that_is_said():
+def test_a_migration_without_another_node_is_refused_with_a_reason():
     harness = on_the_first(4, 1, cpu="2")
     harness.learn(JobMigrated(1))
     assert (harness.acts, harness.state()) == ([], "running")
@@ -100,7 +100,7 @@ def test_it_goes_to_the_node_that_was_named():
     assert harness.runs["1.0.2"].node == "n3"
 
 
-def test_the_room_is_kept_from_those_who_come_first_meanwhile():
+def test_capacity_of_a_migration_is_held_against_other_jobs():
     harness = on_the_first(4, 1)
     harness.learn(JobMigrated(1))
     harness.submit(2, cpu="1", node_selector={}, priority="high")
@@ -144,7 +144,7 @@ def test_a_gang_leaves_all_its_nodes():
 # ------------------------------------------------------------------------------------------------- drain
 
 
-def test_a_drained_job_saves_its_work_and_goes_on_where_room_was_kept_for_it():
+def test_a_drained_job_saves_its_work_and_continues_on_held_capacity():
     harness = on_the_first(1, 1, checkpoint=SAVES)
     submitted = harness.jobs[1].submitted_ms
     harness.learn(NodeOverridden("n1", cordon=True, drain=True))
@@ -158,14 +158,14 @@ def test_a_drained_job_saves_its_work_and_goes_on_where_room_was_kept_for_it():
     assert "n1" in requeued[0]["reason"]
 
 
-def test_a_drain_waits_for_nobody_who_can_not_go_elsewhere():
+def test_a_drain_stops_jobs_that_fit_nowhere_else():
     harness = on_the_first(1)
     harness.learn(NodeOverridden("n1", cordon=True, drain=True))
     gone(harness, "1.0.1")
     assert harness.state() == "pending"
 
 
-def test_two_jobs_of_a_drained_node_are_not_promised_the_same_room():
+def test_two_jobs_of_a_drained_node_hold_different_capacity():
     harness = a_harness(2)
     harness.submit(1, 2, cpu="1")
     running(harness, "1.0.1", "2.0.1")

@@ -297,7 +297,7 @@ def test_one_that_steps_aside_lets_its_equals_pass():
 
 @pytest.mark.parametrize("gone", [1, 2, 3], ids=["the head", "the middle", "the tail"])
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
-def test_whoever_leaves_the_others_keep_their_order(gone, asleep):
+def test_removals_keep_the_order_of_the_others(gone, asleep):
     line = _line()
     _add(line, *(_gang(id, at=id) for id in (1, 2, 3)))
     if asleep:
@@ -336,14 +336,14 @@ def test_leaving_twice_or_never_having_been_there_is_nothing():
 # -------------------------------------------------------------------------------------------- position
 
 
-def test_the_position_counts_those_ahead():
+def test_the_position_counts_gangs_ahead():
     line = _line("priority")
     gangs = {1: _gang(1, at=1, priority="low"), 2: _gang(2, at=2, priority="high"), 3: _gang(3, at=3, priority="low")}
     _add(line, *gangs.values())
     assert {id: line.position(gang) for id, gang in gangs.items()} == {2: 1, 1: 2, 3: 3}
 
 
-def test_the_position_in_a_fair_line_is_the_order_in_which_they_are_tried():
+def test_the_position_in_a_fair_queue_is_the_order_of_tries():
     line = _line("fair", weights={"red": 2})
     gangs = [_gang(id, project="red") for id in range(1, 8)] + [_gang(id, project="blue") for id in range(100, 105)]
     _add(line, *gangs)
@@ -385,7 +385,7 @@ def test_one_waiting_kind_of_job_costs_one_try_per_step():
     assert len(harness.last.plan.refusals) == 1
 
 
-def test_a_long_line_is_worked_off_in_several_steps_without_waiting():
+def test_a_long_queue_takes_several_steps_without_a_pause():
     harness = a_harness(64, max_tries=10)
     harness.submit(*range(1, 26), cpu="100m", memory="0")
     assert len(harness.started()) == 10
@@ -463,7 +463,7 @@ def test_what_goes_from_the_last_on_leaves_nothing_behind_to_be_cleared_up_at_on
 
 
 @pytest.mark.parametrize("gone", [(5, 2, 4), (1, 5, 3), (4, 5), (1, 2), (3,)], ids=str)
-def test_who_goes_changes_nothing_for_those_who_stay(gone):
+def test_a_removal_changes_nothing_for_the_others(gone):
     line = _line()
     _add(line, *(_gang(id, at=id) for id in (3, 1, 5, 2, 4)))
     for id in gone:

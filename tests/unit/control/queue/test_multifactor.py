@@ -60,7 +60,7 @@ def test_without_a_difference_in_age_the_priority_decides():
     assert _round(line, 0) == [2, 3, 1]
 
 
-def test_who_has_waited_long_enough_goes_before_a_newcomer_of_a_higher_class():
+def test_age_overtakes_a_new_job_of_a_higher_class():
     line = _line(age_per_hour=100, age_max=1000, share=0)
     _add(line, 1, at=0, priority="low")  # 250 points, and 300 more after three hours
     _add(line, 2, at=3 * HOUR, priority="medium")  # 500 points
@@ -157,7 +157,7 @@ def test_what_a_round_did_not_reach_is_tried_in_the_next():
     assert _round(line, 1) == [3, 4, 5]
 
 
-def test_one_who_leaves_is_not_tried():
+def test_a_removed_gang_is_not_tried():
     line = _line()
     for id in (1, 2, 3):
         _add(line, id)
@@ -165,7 +165,7 @@ def test_one_who_leaves_is_not_tried():
     assert _round(line, 0) == [1, 3]
 
 
-def test_one_who_backs_off_lets_its_like_go_first():
+def test_a_gang_that_backs_off_lets_equal_ones_go_first():
     line = _line()
     first = _add(line, 1)
     _add(line, 2)
@@ -176,7 +176,7 @@ def test_one_who_backs_off_lets_its_like_go_first():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_places_are_told_as_they_are_tried(seed):
+def test_positions_are_the_order_of_tries(seed):
     random_ = random.Random(seed)
     line = _line(age_per_hour=random_.randrange(200), age_max=random_.randrange(500), share=random_.randrange(300))
     gangs = [

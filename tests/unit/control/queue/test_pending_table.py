@@ -55,7 +55,7 @@ def test_only_the_first_in_order_stand_in_the_columns_and_the_others_move_up():
     assert len(line.pending_table) == 4
 
 
-def test_a_newcomer_who_is_before_the_last_in_the_columns_takes_its_seat():
+def test_a_new_gang_before_the_last_in_the_columns_takes_its_slot():
     line = a_line(3, lookahead=2, order="sjf")
     line.come(4, estimate_ms=1000)
     assert line.seated() == [4, 1]
@@ -63,19 +63,19 @@ def test_a_newcomer_who_is_before_the_last_in_the_columns_takes_its_seat():
     assert line.seated() == [1, 2]
 
 
-def test_one_who_leaves_from_beyond_is_passed_over():
+def test_a_gang_removed_from_beyond_the_columns_is_skipped():
     line = a_line(4, lookahead=2)
     line.go(3)
     line.go(1)
     assert line.seated() == [2, 4]
 
 
-def test_places_are_counted_through_those_beyond():
+def test_positions_continue_beyond_the_columns():
     line = a_line(5, lookahead=2)
     assert [line.pending_table.position(line.gangs[id], 0) for id in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 5]
 
 
-def test_more_is_known_of_some_and_they_change_their_places_also_with_those_beyond():
+def test_new_estimates_reorder_gangs_also_beyond_the_columns():
     line = a_line(4, lookahead=3, order="sjf")
     line.gangs[1].expected_ms = 90_000
     line.pending_table.reestimate({1: 90_000})
@@ -99,7 +99,7 @@ def test_where_the_order_changes_with_time_all_stand_in_the_columns():
     assert len(a_line(5, lookahead=2, order="wfp3").seated()) == 5
 
 
-def test_slots_are_used_again_and_who_stands_where_is_still_known():
+def test_slots_are_reused_and_stay_consistent():
     line = a_line(6)
     for id in (1, 3, 6):
         line.go(id)
@@ -118,7 +118,7 @@ def test_who_sleeps_is_woken_by_its_cure_and_by_no_other():
     assert line.pending_table.active(line.pending_table.slots[1])
 
 
-def test_its_group_sleeps_with_it_but_for_those_that_are_over_sooner():
+def test_its_group_is_parked_but_for_shorter_gangs():
     line = Line()
     line.come(1, estimate_ms=5000)
     line.come(2, estimate_ms=9000)

@@ -49,7 +49,7 @@ def test_it_is_so_for_every_pair_of_queues(low: str, high: str) -> None:
     assert harness.started() == ["4.0.1"]
 
 
-def test_a_line_that_promises_starts_gives_way_to_more_important_work_that_came_with_it() -> None:
+def test_a_backfill_queue_gives_way_to_new_work_of_higher_priority() -> None:
     harness = Configured(URGENT, *some_nodes(1))
     harness.learn(
         JobSubmitted(a_job(1, cpu=1, profile="easy", priority="low", estimate_ms=1000)),
@@ -58,7 +58,7 @@ def test_a_line_that_promises_starts_gives_way_to_more_important_work_that_came_
     assert harness.started() == ["2.0.1"]
 
 
-def test_what_a_line_has_promised_holds_against_more_important_work_of_other_profiles() -> None:
+def test_start_reservations_hold_against_higher_priority_of_other_profiles() -> None:
     harness = Configured(URGENT, *some_nodes(2))
     harness.submit(1, cpu=1, profile="easy", estimate_ms=10_000)
     harness.submit(2, cpu=2, profile="easy", priority="low", estimate_ms=10_000)
@@ -71,7 +71,7 @@ def test_what_a_line_has_promised_holds_against_more_important_work_of_other_pro
     assert harness.controller.cluster.availability.start_reservations[2] == start_reservation
 
 
-def test_a_promise_is_kept_while_a_new_first_of_its_line_waits_for_its_turn() -> None:
+def test_a_start_reservation_is_kept_while_a_new_head_waits_for_its_turn() -> None:
     """A shorter job comes before the promised one in its line. Until it is tried, the promise stands: more important work
     of another profile, which is tried before both, must not take the room meanwhile."""
     config = URGENT + '[scheduling.profiles.short]\nqueue = "batch"\noptions = {batch = {order = "sjf"}}\n'
@@ -131,7 +131,7 @@ def test_one_that_is_made_room_for_comes_before_lower_work_of_another_profile() 
     assert harness.started() == ["2.0.1"]
 
 
-def test_a_step_looks_at_the_first_of_each_line_and_not_at_all_of_them() -> None:
+def test_a_step_compares_only_the_first_of_each_queue() -> None:
     harness = Configured(URGENT, *some_nodes(1))
     harness.submit(*range(1, 200), cpu=1, priority="low")
     harness.submit(*range(200, 400), cpu=1, profile="compute", priority="medium")

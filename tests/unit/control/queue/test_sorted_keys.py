@@ -82,7 +82,7 @@ def _line(queue, **arguments):
     ],
     ids=["fifo", "priority", "fair", "multifactor", "batch beyond", "batch in the columns", "batch reorders"],
 )
-def test_a_place_in_line_is_told_without_a_walk_over_all_who_wait(queue, arguments):
+def test_a_queue_position_is_found_without_a_walk_over_the_queue(queue, arguments):
     draw, line, now_ms = random.Random(1), _line(queue, **arguments), 10_000_000
     gangs = []
     for id in range(1, 31):

@@ -31,7 +31,7 @@ def blocked(**options: Any) -> Harness:
     return harness
 
 
-def test_why_says_what_was_promised_and_to_whom():
+def test_why_reports_start_reservations():
     harness = blocked()
     harness.submit(3, cpu=1, estimate_ms=90 * MINUTE)
     first = explain.why(harness.controller, 2, harness.now_ms)
@@ -51,7 +51,7 @@ def test_each_start_says_how_it_came_about():
     assert scheduled == {1: "head", 3: "backfill"}
 
 
-def test_a_promise_that_is_kept_is_not_missed():
+def test_a_kept_start_reservation_is_not_missed():
     harness = blocked()
     harness.now_ms += 60 * MINUTE
     harness.see("1.0.1", "succeeded", 0)
@@ -60,7 +60,7 @@ def test_a_promise_that_is_kept_is_not_missed():
     assert not any(harness.controller.reservation_audit.missed.values())
 
 
-def test_a_run_that_outlives_its_estimate_makes_a_promise_late_but_nobody_broke_it():
+def test_an_overrun_delays_a_start_reservation_without_breaking_it():
     harness = blocked()
     harness.later(61 * MINUTE)
     assert harness.controller.reservation_audit.missed == {"broken": 0, "overrun": 1, "node": 0, "rules": 0}
@@ -81,7 +81,7 @@ def test_a_node_that_went_is_told_apart():
     assert harness.controller.reservation_audit.missed["node"] == 1
 
 
-def test_a_run_that_still_has_its_time_and_stands_in_the_way_is_a_broken_promise():
+def test_a_run_within_its_estimate_that_blocks_a_start_reservation_breaks_it():
     harness = blocked()
     harness.controller.cluster.availability.add_start_reservation(
         StartReservation(2, NOW_MS + MINUTE, NOW_MS + 61 * MINUTE, (("n1", amounts(4)),))
@@ -92,7 +92,7 @@ def test_a_run_that_still_has_its_time_and_stands_in_the_way_is_a_broken_promise
     )
 
 
-def test_a_guess_orders_those_who_fill_gaps_but_does_not_loosen_what_they_are_bound_by():
+def test_a_learned_estimate_orders_backfill_but_does_not_extend_limits():
     harness = easy_house(4, fill="shortest", estimator=LearnedEstimates())
     for id in (11, 12):  # quick.sh takes a minute, whatever its user says
         harness.submit(id, cpu=1, name="quick", estimate_ms=90 * MINUTE)

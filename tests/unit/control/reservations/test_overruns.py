@@ -47,7 +47,7 @@ def at_the_promised_time(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
-def test_who_went_ahead_and_stays_too_long_is_stopped_when_the_promised_time_comes(backfill):
+def test_a_backfilled_overrun_is_stopped_at_the_reserved_start(backfill):
     harness = ahead(backfill=backfill)
     harness.later(59 * MINUTE)
     assert harness.stopped() == [], "nobody could start in its place yet"
@@ -75,7 +75,7 @@ def test_nothing_but_time_needs_to_pass_for_it():
     assert harness.stopped() == ["3.0.1"]
 
 
-def test_by_default_it_goes_on_and_the_promise_comes_late():
+def test_by_default_an_overrun_continues_and_the_reserved_start_is_late():
     harness = ahead("let")
     at_the_promised_time(harness)
     harness.later(MINUTE)
@@ -112,7 +112,7 @@ def test_one_that_makes_it_before_it_is_gone_has_made_it():
     assert harness.started() == ["2.0.1"]
 
 
-def test_it_goes_on_while_the_promised_job_could_not_start_anyway():
+def test_an_overrun_continues_while_the_reserved_job_could_not_start():
     harness = ahead()
     harness.later(HOUR)
     assert harness.stopped() == [], "the first one is late too, and nobody went ahead with it"
@@ -122,7 +122,7 @@ def test_it_goes_on_while_the_promised_job_could_not_start_anyway():
     assert harness.stopped() == ["3.0.1"]
 
 
-def test_who_was_first_in_line_is_never_stopped_for_it():
+def test_a_head_is_never_stopped_as_an_overrun():
     harness = Harness(*some_nodes(4), profiles={"default": a_line()})
     harness.submit(1, cpu=3, estimate_ms=HOUR)
     harness.submit(2, cpu=4, estimate_ms=HOUR)
@@ -131,7 +131,7 @@ def test_who_was_first_in_line_is_never_stopped_for_it():
     assert harness.controller.reservation_audit.missed["overrun"] == 1
 
 
-def test_while_it_goes_nobody_else_takes_the_promised_room():
+def test_reserved_capacity_is_not_taken_while_an_overrun_stops():
     harness = ahead()
     harness.now_ms = NOW_MS + HOUR
     harness.see("1.0.1", "succeeded", 0)
@@ -141,7 +141,7 @@ def test_while_it_goes_nobody_else_takes_the_promised_room():
     assert harness.started() == ["2.0.1"]
 
 
-def test_a_run_that_takes_its_time_to_go_is_nobodys_broken_promise():
+def test_a_slow_stop_does_not_break_a_start_reservation():
     harness = ahead()
     at_the_promised_time(harness)
     for _ in range(20):
@@ -159,7 +159,7 @@ def test_it_is_the_same_after_a_restart(passed):
     assert harness.stopped() == ["3.0.1"]
 
 
-def test_only_as_many_go_as_the_promised_job_needs():
+def test_only_needed_overruns_are_stopped():
     harness = Harness(*some_nodes(8), profiles={"default": a_line()})
     harness.submit(1, cpu=5, estimate_ms=HOUR, name="first")
     harness.submit(2, cpu=7, estimate_ms=HOUR, name="promised")
@@ -174,7 +174,7 @@ def test_only_as_many_go_as_the_promised_job_needs():
     assert harness.state(2) == "scheduled"
 
 
-def test_a_line_knows_let_and_stop():
+def test_a_queue_accepts_let_and_stop():
     with pytest.raises(InvalidInput, match="'kill'"):
         a_line("kill")
 
@@ -205,14 +205,14 @@ def ended(harness: Harness, reservation: Reservation) -> list[str]:
     return harness.stopped()
 
 
-def test_a_window_that_begins_clears_its_room_if_it_says_so_and_who_was_there_queues_again():
+def test_a_window_with_at_start_stop_evicts_runs_which_queue_again():
     harness = a_harness(4)
     harness.submit(1, cpu=4)
     harness.see("1.0.1", "running")
     reservation = reserve(harness, at_start="stop")
     assert harness.stopped() == [], "not before it begins"
     assert begun(harness, reservation) == ["1.0.1"]
-    says = "cleared off n1: reservation nightly of project ml has begun"
+    says = "cleared off n1: reservation nightly of project ml has started"
     assert harness.reason(1) == ("RESERVATION_STARTED", says)
     (told,) = [event for event in harness.events if event.kind == "reservation.run_stopped"]
     assert (told.job, told.run, told.node, told.detail["name"]) == (1, "1.0.1", "n1", "nightly")
@@ -224,7 +224,7 @@ def test_a_window_that_begins_clears_its_room_if_it_says_so_and_who_was_there_qu
     assert harness.started() == ["1.0.2"]
 
 
-def test_by_default_who_is_there_stays_at_both_ends():
+def test_by_default_runs_stay_at_both_ends_of_a_window():
     harness = a_harness(4)
     harness.submit(1, cpu=2)
     harness.submit(2, cpu=2, project="ml")
@@ -305,7 +305,7 @@ def test_runs_that_the_projects_next_reservation_covers_stay():
     assert ended(harness, reservation) == []
 
 
-def test_a_reservation_that_is_given_up_stops_nobody():
+def test_a_cancelled_reservation_stops_no_run():
     harness = a_harness(4)
     reservation = reserve(harness, start=0, at_start="stop", at_end="stop")
     harness.submit(1, cpu=4, project="ml")
@@ -314,7 +314,7 @@ def test_a_reservation_that_is_given_up_stops_nobody():
     assert ended(harness, reservation) == []
 
 
-def test_a_window_that_began_while_nobody_was_there_is_cleared_when_its_node_is_back():
+def test_a_window_that_started_during_an_outage_is_cleared_when_its_node_joins():
     harness = a_harness(4)
     harness.submit(1, cpu=4)
     reservation = reserve(harness, at_start="stop")
@@ -325,7 +325,7 @@ def test_a_window_that_began_while_nobody_was_there_is_cleared_when_its_node_is_
     assert harness.stopped() == [], "it was told; the order is repeated by whoever looks after runs at a restart"
 
 
-def test_a_window_that_ended_while_nobody_was_there_ends_for_its_runs_too():
+def test_a_window_that_ended_during_an_outage_ends_for_its_runs():
     harness = a_harness(4)
     reservation = reserve(harness, start=0, at_end="stop")
     harness.submit(1, cpu=4, project="ml")

@@ -96,7 +96,7 @@ def test_a_name_is_used_once():
         reserve(harness, start=10 * HOUR)
 
 
-def test_what_is_promised_to_a_job_is_not_given_away():
+def test_capacity_of_a_start_reservation_is_not_reserved_again():
     harness = a_harness(4)
     harness.controller.cluster.track_availability()
     harness.controller.cluster.availability.add_start_reservation(
@@ -130,7 +130,7 @@ def lines() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("profile", list(lines()))
-def test_every_line_keeps_out_who_would_not_be_over_by_then_and_lets_the_project_in(profile):
+def test_every_queue_respects_a_reservation_and_admits_its_project(profile):
     harness = Harness(*some_nodes(4), profiles=lines())
     reserve(harness)
     harness.submit(1, profile=profile, estimate_ms=2 * HOUR)
@@ -169,7 +169,7 @@ def test_who_waited_starts_when_the_window_has_closed_without_anything_else_happ
     assert harness.controller.next_wakeup_ms(harness.now_ms) is None
 
 
-def test_a_reservation_that_is_given_up_lets_those_who_wait_start():
+def test_a_cancelled_reservation_lets_pending_jobs_start():
     harness = a_harness(4)
     reserve(harness)
     harness.submit(1)

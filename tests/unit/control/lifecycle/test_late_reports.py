@@ -1,4 +1,4 @@
-"""A run ended when it ended, not when we heard of it: its backend, its agent or the server may have been away meanwhile."""
+"""The end of a run counts from when it happened, even if its backend, its agent or the server reports it late."""
 
 from __future__ import annotations
 

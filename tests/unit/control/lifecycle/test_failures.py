@@ -11,7 +11,7 @@ from hodei.model.facts import JobRequeued, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness
-from unit.control.scenes import live, running
+from unit.control.scenarios import live, running
 
 SEEN: dict[str, dict[str, Any]] = {
     "job_error": {"exit_code": 1},
@@ -77,7 +77,7 @@ def test_the_last_failure_stays_known_while_it_is_tried_again_and_is_forgotten_w
     assert (harness.state(), harness.jobs[1].failure) == ("succeeded", "")
 
 
-def test_a_user_who_starts_it_anew_starts_without_a_failure():
+def test_a_requeue_by_a_user_resets_failures():
     harness = struck("job_error")
     harness.learn(JobRequeued(1, harness.jobs[1]))
     assert (harness.state(), harness.jobs[1].failure, harness.jobs[1].failures) == ("scheduled", "", 0)

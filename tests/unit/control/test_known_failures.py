@@ -1,8 +1,8 @@
-"""What broke in other schedulers, played again here: evictions in turn, in vain, too many, for good. Each says in one line what went wrong elsewhere and what
-is promised.
+"""Failures known from other schedulers: evictions in turn, in vain, too many, without return. Each test names the failure and the
+guarantee here.
 
-No time passes but what the test lets pass, and backends are played by the test: that real processes stop and start is
-shown by the stories of the real server.
+Time passes only when the test lets it pass, and the test plays the backends; tests of the real server show that real
+processes stop and start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hodei.model.facts import JobCancelled, NodeJoined, NodeLost
 from hodei.model.job import Toleration
 from hodei.model.node import Taint
 from unit.control.harness import Harness, a_harness, some_nodes
-from unit.control.scenes import evicted, filled, gone, live, running
+from unit.control.scenarios import evicted, filled, gone, live, running
 
 # ---------------------------------------------------------------------------------------------- preemption ping-pong
 
@@ -88,7 +88,7 @@ def test_three_classes_in_a_ring_of_rules_come_to_rest():
         pytest.param({"cpu": "1", "request": {"fpga": 1}}, id="the resource it lacks is held by nobody"),
     ],
 )
-def test_nobody_is_evicted_in_vain(asked):
+def test_no_job_is_preempted_in_vain(asked):
     """Elsewhere: victims went and the preemptor still did not fit. Here: a full trial by all plugins comes first."""
     harness = filled(2, 2)
     harness.submit(9, priority="critical", **asked)
@@ -96,7 +96,7 @@ def test_nobody_is_evicted_in_vain(asked):
     assert (evicted(harness), harness.state(9)) == ([], "pending")
 
 
-def test_nobody_is_evicted_for_a_port_that_one_who_stays_holds():
+def test_no_job_is_preempted_for_a_port_that_stays_taken():
     """Elsewhere: cores were freed on the node where the port was taken. Here: the trial asks about ports too."""
     harness = a_harness(2)
     harness.submit(1, cpu="1", priority="critical", ports=(HostPort(80),))
@@ -109,7 +109,7 @@ def test_nobody_is_evicted_for_a_port_that_one_who_stays_holds():
     assert evicted(harness) == [2]
 
 
-def test_nobody_is_evicted_from_a_node_that_the_preemptor_may_not_use():
+def test_no_job_is_preempted_on_a_node_that_the_preemptor_may_not_use():
     """Elsewhere: the cheapest victims were on a tainted node. Here: only nodes that take the preemptor are looked at."""
     harness = Harness(a_node("n1", 1, "64Gi", taints=(Taint("dedicated"),)), a_node("n2", 1, "64Gi"))
     harness.submit(1, cpu="1", priority="scavenger", tolerations=(Toleration("dedicated", "Exists"),))
@@ -121,7 +121,7 @@ def test_nobody_is_evicted_from_a_node_that_the_preemptor_may_not_use():
     assert evicted(harness) == [on["n2"]]
 
 
-def test_freed_room_goes_to_the_one_it_was_freed_for():
+def test_freed_capacity_goes_to_the_preemptor():
     """Elsewhere: while victims went, somebody else slipped in and more had to go. Here: the room is held by name."""
     harness = filled(1)
     harness.submit(9, cpu="1", priority="high")
@@ -151,7 +151,7 @@ def test_no_more_are_evicted_than_needed():
     assert len(evicted(harness)) == 3
 
 
-def test_waiting_for_a_slow_victim_evicts_nobody_else():
+def test_waiting_for_a_slow_victim_preempts_no_other_job():
     """Elsewhere: every retry during the grace period chose a new victim. Here: who is going already is waited for."""
     harness = filled(1, 1, 1, 1)
     harness.submit(9, cpu="1", priority="high")

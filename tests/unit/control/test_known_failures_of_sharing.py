@@ -65,7 +65,7 @@ def test_first_come_first_served_lets_one_project_starve_all_others():
 
 
 @pytest.mark.parametrize("formula", ["fair_tree", "classic", "drf"])
-def test_with_fair_share_who_has_had_little_waits_for_the_next_free_core_only(formula):
+def test_with_fair_share_a_light_user_waits_for_the_next_free_core_only(formula):
     """Elsewhere: see above. Here: whoever has had less goes first, however many others wait."""
     arrivals = a_flood() + now_and_then("web") + now_and_then("physics", every=2 * HOUR)
     shares = {"enabled": True, "formula": formula, "refresh": "1m"}
@@ -153,7 +153,7 @@ def test_plain_priorities_let_a_stream_of_higher_jobs_starve_a_lower_one():
     seed=st.integers(0, 10**6), own=st.integers(0, 500), above=st.lists(st.integers(1, 400), min_size=1, max_size=4),
     rate=st.integers(20, 200), run=st.integers(2, 20),
 )  # fmt: skip
-def test_nobody_waits_longer_than_age_alone_explains(seed, own, above, rate, run):
+def test_no_job_waits_longer_than_its_age_explains(seed, own, above, rate, run):
     """Elsewhere: a low job waited for months behind a stream of better ones. Here: it starts as soon as its age makes up for
     the difference to the most important of the stream, when a core is next free and those before it have gone."""
     random_, run_ms = random.Random(seed), run * MINUTE

@@ -1,4 +1,4 @@
-"""Scenes that stories about gangs and preemption begin with, and words for what happens in them."""
+"""Start situations of tests about gangs and preemption, and helpers for what happens in them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hodei.control.lifecycle.runs import START_FAILED
 from hodei.model.facts import JobCancelled, JobRequeued, JobSubmitted, NodeJoined, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from unit.control.harness import Harness, a_harness, some_nodes
-from unit.control.scenes import evicted, filled, gone, is_empty, live, running
+from unit.control.scenarios import evicted, filled, gone, is_empty, live, running
 
 REPAIR = GangRules(on_failure="repair")
 

@@ -12,7 +12,7 @@ from hodei.model.effects import WithdrawStop
 from hodei.model.facts import JobCancelled, NodeJoined, NodeOverridden, StopWithdrawn
 from hodei.model.job import GangRules
 from unit.control.harness import Harness, a_harness
-from unit.control.scenes import filled, gone
+from unit.control.scenarios import filled, gone
 
 BY_NUMBER = PreemptionPolicy(by="number")
 
@@ -43,7 +43,7 @@ def test_a_preemptor_starts_on_a_node_that_joins_while_its_victim_still_stops():
     assert not harness.controller.preemption.holds
 
 
-def test_a_preemptor_starts_where_somebody_else_ends_first():
+def test_a_preemptor_starts_where_another_run_ends_first():
     harness = filled(1, 1)
     harness.submit(9, cpu="1", priority="high")
     (victim,) = harness.stopped()
@@ -110,7 +110,7 @@ def test_a_gang_may_use_what_appears_together_with_what_was_made_for_it():
     assert _where(harness, 9) == ["n1", "n3"]
 
 
-def test_whoever_is_before_it_in_the_line_gets_the_new_room_first():
+def test_a_job_ahead_of_a_preemptor_gets_new_capacity_first():
     harness = filled(2)
     harness.submit(9, cpu="1", priority="medium")
     (victim,) = harness.stopped()
@@ -176,7 +176,7 @@ def test_of_many_preemptors_of_one_kind_each_finds_what_has_become_free_on_its_o
 # ----------------------------------------------------------------------------------------------- sparing
 
 
-def test_a_victim_that_need_not_go_any_more_is_to_be_spared_and_stays_if_it_was_not_told_yet():
+def test_a_victim_that_is_not_needed_stays_if_its_stop_order_was_not_sent():
     harness = filled(1)
     harness.submit(9, cpu="1", priority="high")
     _joins(harness, "n2", 1)
@@ -190,7 +190,7 @@ def test_a_victim_that_need_not_go_any_more_is_to_be_spared_and_stays_if_it_was_
     assert (harness.started(), harness.jobs[1].preemptions) == (["10.0.1"], 1)
 
 
-def test_a_victim_that_was_told_already_goes():
+def test_a_victim_whose_stop_order_was_sent_stops():
     harness = filled(1)
     harness.submit(9, cpu="1", priority="high")
     _joins(harness, "n2", 1)
@@ -206,7 +206,7 @@ def test_a_cancelled_preemptor_spares_its_victims_too():
     assert _spared(harness) == ["1.0.1"]
 
 
-def test_nobody_is_spared_whose_room_another_preemptor_waits_for():
+def test_a_stop_that_another_preemptor_needs_is_not_withdrawn():
     harness = filled(1)
     harness.submit(8, cpu="1", priority="medium")
     harness.submit(9, cpu="1", priority="high")  # by class a hold is kept: it finds nobody else
@@ -215,7 +215,7 @@ def test_nobody_is_spared_whose_room_another_preemptor_waits_for():
     assert _spared(harness) == []
 
 
-def test_one_whose_order_was_dropped_is_told_again_if_another_has_come_to_wait_for_its_room():
+def test_a_dropped_stop_order_is_sent_again_for_another_preemptor():
     harness = filled(1)
     harness.submit(8, cpu="1", priority="medium")
     harness.learn(JobCancelled(8))
@@ -229,7 +229,7 @@ def test_one_whose_order_was_dropped_is_told_again_if_another_has_come_to_wait_f
     assert harness.started() == ["9.0.1"]
 
 
-def test_a_victim_that_is_cancelled_or_drained_before_it_is_spared_goes_all_the_same():
+def test_a_victim_that_is_cancelled_or_drained_stops_despite_a_withdrawal():
     harness = filled(1, 1)
     harness.submit(8, 9, cpu="1", priority="high")
     assert len(harness.stopped()) == 2
@@ -258,7 +258,7 @@ def test_a_gang_is_spared_whole_or_not_at_all():
     assert harness.state(1) == "running"
 
 
-def test_a_gang_of_which_one_member_was_told_already_goes_whole():
+def test_a_gang_with_one_sent_stop_order_stops_as_a_whole():
     harness = a_harness(2, 2)
     harness.submit(1, cpu="2", count=2, priority="low")
     for member in (0, 1):

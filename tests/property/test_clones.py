@@ -1,4 +1,4 @@
-"""A twin decides as the original does, and nothing that it does is felt by the original."""
+"""A clone decides like the original, and nothing that it does affects the original."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 
 from hodei.control.explain.lookahead import clone_controller, look_ahead
 from property.examples import examples
-from property.story import Story, calm_stories, stories
+from property.random_runs import Story, calm_stories, stories
 
 
 def _go_on_as_a_twin(story: Story) -> None:
@@ -19,7 +19,7 @@ def _look_ahead(story: Story) -> None:
 
 @examples(40)
 @given(stories)
-def test_a_life_led_by_a_new_twin_after_each_step_has_the_same_plans_byte_for_byte(story):
+def test_a_run_with_a_new_clone_after_each_step_has_the_same_plans_byte_for_byte(story):
     plain = Story(warlike=True).tell(*story)
     led_by_twins = Story(between=_go_on_as_a_twin, warlike=True).tell(*story)
     for number, (one, other) in enumerate(zip(plain.written, led_by_twins.written, strict=True)):

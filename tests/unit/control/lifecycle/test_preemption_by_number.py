@@ -81,7 +81,7 @@ def _goes(harness: Harness, *runs: str) -> None:
         (SYSTEM, SYSTEM, False),
     ],
 )
-def test_whoever_has_the_higher_number_takes_the_place_of_a_lower_one_and_never_of_an_equal(who, whom, may):
+def test_a_higher_number_preempts_a_lower_one_and_never_an_equal(who, whom, may):
     harness = _house(1)
     _run(harness, 1, whom)
     harness.submit(9, cpu="1", priority=who)
@@ -91,7 +91,7 @@ def test_whoever_has_the_higher_number_takes_the_place_of_a_lower_one_and_never_
         assert harness.started() == ["9.0.1"]
 
 
-def test_one_that_takes_nobodys_place_never_does():
+def test_a_job_that_may_not_preempt_never_does():
     harness = _house(1)
     _run(harness, 1, 0)
     harness.submit(9, cpu="1", priority=SYSTEM, preempts=False)
@@ -117,7 +117,7 @@ def test_the_lowest_priorities_go_first():
     assert sorted(harness.stopped()) == ["2.0.1", "3.0.1"]
 
 
-def test_who_goes_already_is_waited_for_and_nobody_else_is_told_to_go():
+def test_a_stopping_job_is_waited_for_and_no_other_is_preempted():
     harness = _house(1, 1)
     _run(harness, 1, 0)
     _run(harness, 2, 0)
@@ -129,7 +129,7 @@ def test_who_goes_already_is_waited_for_and_nobody_else_is_told_to_go():
     assert harness.started() == ["9.0.1"]
 
 
-def test_who_holds_the_port_goes_and_not_the_lower_one_beside_it():
+def test_the_holder_of_the_port_is_preempted_and_not_a_lower_job():
     harness = _house(8)
     _run(harness, 1, -5)
     _run(harness, 2, 3, ports=(HostPort(80),))
@@ -172,7 +172,7 @@ def test_the_node_of_the_least_harm_is_chosen(stay, go, names):
     assert {harness.runs[run].node for run in harness.stopped()} == {names[1]}
 
 
-def test_who_started_last_goes_however_little_work_the_older_one_would_lose():
+def test_the_latest_start_is_preempted_regardless_of_lost_work():
     harness = _house(2)
     _run(harness, 1, 0)
     _run(harness, 2, 0)
@@ -329,7 +329,7 @@ def test_a_hold_that_still_has_its_room_beside_the_higher_one_stays():
     assert sorted(harness.started()) == ["8.0.1", "9.0.1"]
 
 
-def test_one_who_lost_its_hold_makes_room_for_itself_again_at_once():
+def test_a_job_that_lost_its_hold_preempts_again_at_once():
     harness = _house(4)
     _run(harness, 1, 0, "2")
     _run(harness, 2, 0, "1")

@@ -38,7 +38,7 @@ def test_a_job_that_residents_keep_off_by_its_labels_does_not_hold_up_its_equals
     assert list(line.gangs) == [1]
 
 
-def test_those_with_equal_labels_wait_behind_each_other_from_then_on():
+def test_separated_jobs_with_equal_labels_form_a_group():
     line = _line({"app": "web"}, {"app": "web"}, {})
     assert _try_all(line, EXISTING_ANTI_AFFINITY, "web") == [1, 2, 3]
     line.wake("run_ended")
@@ -61,7 +61,7 @@ def test_one_that_was_set_apart_can_be_taken_out():
     assert _try_all(line, EXISTING_ANTI_AFFINITY, "web") == [2]
 
 
-def test_a_job_that_waits_for_company_is_tried_again_when_some_is_placed():
+def test_a_job_with_affinity_is_retried_when_a_matching_job_is_placed():
     harness = a_harness(4)
     near_web = JobAffinity((JobTerm("host", parse_selector("app=web")),))
     harness.submit(1, job_affinity=near_web)

@@ -1,4 +1,4 @@
-"""Profiles share the nodes: no job starts while a more important one of another profile could have used the same room."""
+"""Profiles share the nodes: no job starts while one of higher priority in another profile could use the same capacity."""
 
 from __future__ import annotations
 

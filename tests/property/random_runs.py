@@ -1,6 +1,6 @@
-"""Drives a controller through a made-up life: every choice is a number, read against the world as it is by then.
+"""Drives a controller through random facts: every choice is a number, interpreted in the present state.
 
-So any list of numbers is a story, and Hypothesis can shorten it. A fake backend obeys starts and stops when told to.
+So any list of numbers is a valid run, and Hypothesis can shorten it. A fake backend carries out starts and stops on demand.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from hodei.model.facts import (
     RunObserved,
 )
 from hodei.model.node import Node
-from property import worlds
+from property import clusters
 from property.auditor import LIVE, Auditor
 
 pick = st.integers(0, 11)
 events = st.one_of(
-    st.tuples(st.just("submit"), worlds.specs()),
-    st.tuples(st.just("submit"), worlds.specs()),
-    st.tuples(st.just("submit"), worlds.specs()),
-    st.tuples(st.just("join"), worlds.nodes()),
+    st.tuples(st.just("submit"), clusters.specs()),
+    st.tuples(st.just("submit"), clusters.specs()),
+    st.tuples(st.just("submit"), clusters.specs()),
+    st.tuples(st.just("join"), clusters.nodes()),
     st.tuples(
         st.sampled_from(("runs", "succeeds", "fails", "is lost", "does not start", "is refused", "stops", "repeats")),
         pick,
@@ -56,8 +56,10 @@ events = st.one_of(
 restarts = st.tuples(st.just("restart"), st.just(0))
 steps = st.lists(events, min_size=1, max_size=3)
 crash = st.lists(restarts, min_size=1, max_size=1)
-stories = st.tuples(worlds.clusters(), st.lists(st.one_of(steps, steps, steps, steps, crash), min_size=6, max_size=20))
-calm_stories = st.tuples(worlds.clusters(), st.lists(steps, min_size=3, max_size=15))
+stories = st.tuples(
+    clusters.clusters(), st.lists(st.one_of(steps, steps, steps, steps, crash), min_size=6, max_size=20)
+)
+calm_stories = st.tuples(clusters.clusters(), st.lists(steps, min_size=3, max_size=15))
 
 
 class Story:
@@ -79,7 +81,7 @@ class Story:
 
     def _new(self) -> Controller:
         return Controller(
-            worlds.profiles(),
+            clusters.profiles(),
             admission=AdmissionPolicy("wait"),
             preemption=PreemptionPolicy(enabled=self.warlike),
             last_event=self.auditor.last_event,
@@ -133,7 +135,7 @@ class Story:
         if what in ("cancel", "hold", "release", "requeue", "suspend", "migrate", "force"):
             return self._about_a_job(what, which)
         if what in ("lose", "cordon", "uncordon", "taint", "untaint", "label", "unlabel", "drain"):
-            return self._about_a_node(what, worlds.NODE_NAMES[which % len(worlds.NODE_NAMES)], which)
+            return self._about_a_node(what, clusters.NODE_NAMES[which % len(clusters.NODE_NAMES)], which)
         runs = sorted(run.id for run in auditor.runs.values() if (run.state in LIVE) == (what != "repeats"))
         if what == "stops":
             runs = [run for run in runs if auditor.runs[run].stop_reason] or runs
@@ -173,7 +175,7 @@ class Story:
     def _about_a_node(self, what: str, name: str, which: int) -> list[Fact]:
         if name not in self.auditor.offered:
             return []
-        taint = worlds.TAINTS[which % len(worlds.TAINTS)]
+        taint = clusters.TAINTS[which % len(clusters.TAINTS)]
         marks: dict[str, Fact] = {
             "lose": NodeLost(name, "unplugged"),
             "cordon": NodeOverridden(name, cordon=True),

@@ -1,7 +1,7 @@
-"""A gang in a cluster where everything goes wrong: nodes come and go, members fail and are lost, others want its room.
+"""Gangs under random failures: nodes join and are lost, members fail and are lost, other jobs need their capacity.
 
-Whatever the dice say: a core has one tenant, a gang that waits has nothing running, no member is there twice, one that
-gives members up keeps its least; and when the trouble is over it is whole, ends well and leaves nothing behind.
+Invariants: a core has one user, a pending gang has no runs, no member runs twice, a shrunk gang keeps its minimum; and when
+the failures end the gang is complete, succeeds and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from builders import a_node
 from hodei.model.facts import JobRequeued, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.job import GangRules, Run
 from unit.control.harness import EXACT, Harness, a_harness
-from unit.control.scenes import is_empty, running
+from unit.control.scenarios import is_empty, running
 
 GANG = 1
 SIZE, LEAST = 3, 2

@@ -76,7 +76,7 @@ def test_a_new_job_that_fits_starts_at_once_however_open_it_is() -> None:
     assert harness.started() == ["3.0.1"]
 
 
-def test_why_says_that_a_line_is_tried_less_often_and_what_ends_that() -> None:
+def test_why_reports_an_open_breaker_of_a_queue() -> None:
     harness = full()
     harness.until(10 * MINUTE)
     said = why(harness.controller, 2, harness.now_ms)
@@ -88,7 +88,7 @@ def test_why_says_that_a_line_is_tried_less_often_and_what_ends_that() -> None:
     assert step.at_ms > 0
 
 
-def test_one_line_that_is_paused_does_not_pause_another() -> None:
+def test_the_breaker_of_one_queue_does_not_pause_another() -> None:
     breakers = Breakers(BreakerPolicy(rounds=2, pause_ms=4000))
     for now_ms in (0, 1000, 2000):
         breakers.next_ms("slow", now_ms, 10**9)
@@ -99,13 +99,13 @@ def test_one_line_that_is_paused_does_not_pause_another() -> None:
     assert breakers.resume_ms(3000) == 3000 + 8000
 
 
-def test_where_nobody_knows_when_time_helps_it_is_asked_every_second() -> None:
+def test_without_a_known_time_a_queue_is_retried_every_second() -> None:
     breakers = Breakers(BreakerPolicy(rounds=1))
     breakers.of["a"] = Breaker(vain=9, open=True, pause_ms=30_000)
     assert breakers.next_ms("a", 5000, None) == 6000
 
 
-def test_those_whom_a_broken_plugin_refuses_pause_together_whoever_has_failed_before() -> None:
+def test_gangs_refused_by_a_failed_plugin_pause_together() -> None:
     breakers, backoff = Breakers(), Backoff(max_ms=10_000, jitter_milli=0)
     first = breakers.after_fault("a", 0, backoff)
     assert breakers.after_fault("a", 500, backoff) == first == 1000  # one who comes later does not come sooner

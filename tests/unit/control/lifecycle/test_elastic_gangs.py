@@ -8,7 +8,7 @@ from builders import a_job, a_node, a_task
 from hodei.model.facts import JobCancelled, JobHeld, JobSubmitted, NodeJoined, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from unit.control.harness import Harness, a_harness, some_nodes
-from unit.control.scenes import live, running
+from unit.control.scenarios import live, running
 
 ELASTIC = GangRules(elastic=True)
 
@@ -63,7 +63,7 @@ def test_a_gang_that_is_not_elastic_stays_as_it_started():
     assert harness.state() == "succeeded"
 
 
-def test_more_than_the_least_is_taken_from_what_is_free_and_from_nobody():
+def test_extra_members_use_free_capacity_only():
     harness = a_harness(1, 1, 1)
     harness.submit(1, 2, cpu="1", priority="low")
     running(harness, "1.0.1", "2.0.1")
@@ -147,7 +147,7 @@ def test_a_job_that_does_not_wait_for_room_does_not_keep_a_gang_small(who):
     assert grown(harness, "n2") == ["1.1.2"]
 
 
-def test_growth_makes_nobody_go():
+def test_growth_preempts_nothing():
     harness = a_harness(1, 1)
     harness.submit(1, cpu="1", count=2, min_count=1, priority="critical", gang=ELASTIC, node_selector={})
     running(harness, *live(harness))
@@ -164,7 +164,7 @@ def test_growth_makes_nobody_go():
     assert harness.runs[back].member == lost.member
 
 
-def test_two_elastic_gangs_share_what_appears_and_nobody_gets_too_much():
+def test_two_elastic_gangs_share_new_capacity_within_their_sizes():
     harness = a_harness(1, 1)
     harness.submit(1, 2, cpu="1", count=3, min_count=1, gang=ELASTIC)
     running(harness, *live(harness, 1), *live(harness, 2))

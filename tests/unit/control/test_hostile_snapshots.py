@@ -1,4 +1,4 @@
-"""A saved state from someone else: whatever its bytes say, nothing is called but what a state is made of."""
+"""A snapshot from an untrusted source: nothing is called but what a controller consists of."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_victim_that_was_sent_away_too_often_is_protected_for_good():
     assert "protected permanently (max_per_job)" in said.summary
 
 
-def test_a_budget_that_is_used_up_is_told():
+def test_an_exhausted_preemption_budget_is_reported():
     harness = a_harness(4, 4, preemption=PreemptionPolicy(budget=1, interval_ms=60_000))
     for job in (1, 2):
         harness.submit(job, cpu="4", priority=100)
@@ -63,7 +63,7 @@ def test_a_budget_that_is_used_up_is_told():
     assert f"no more jobs are preempted until {format_time(spent + 60_000)} (budget)" in said.summary
 
 
-def test_a_job_that_nobodys_leaving_would_help_is_told_what_it_lacks():
+def test_a_job_that_no_preemption_helps_is_told_its_shortage():
     harness = _guarded(min_runtime_ms=60_000)
     harness.submit(2, cpu="4", priority=100)
     assert _why(harness, 2).code == "INSUFFICIENT_CPU"
@@ -103,7 +103,7 @@ def test_a_job_that_spilled_says_so():
     assert "spilled" not in _why(harness, 1).summary
 
 
-def test_a_start_in_doubt_is_told_as_that():
+def test_a_start_in_doubt_is_reported():
     harness = a_harness(4)
     harness.submit(1)
     said = explain_start_in_doubt(_why(harness), ["slurm1"])
@@ -126,7 +126,7 @@ def test_a_timeout_reads_the_same_whichever_backend_stopped_the_run():
         assert harness.reason() == ("TIMEOUT", "it ran longer than its timeout of 60s")
 
 
-def test_a_limit_of_the_backends_own_is_told_in_its_words():
+def test_a_limit_of_the_backend_keeps_its_text():
     for timeout_ms in (0, 600_000):
         harness = a_harness(4)
         harness.submit(1, timeout_ms=timeout_ms)

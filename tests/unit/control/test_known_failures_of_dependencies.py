@@ -62,7 +62,7 @@ def test_the_first_of_two_mirrors_is_enough_and_the_other_may_fail():
     assert harness.state(3) == "scheduled"
 
 
-def test_cancelling_a_pipeline_from_the_top_leaves_nobody_behind():
+def test_cancelling_a_pipeline_from_the_top_leaves_no_job_behind():
     """Elsewhere: jobs whose first had been cancelled stayed in the queue. Here: each ends and says so."""
     harness = a_harness(1)
     submit(harness, job(harness, 9))

@@ -33,7 +33,7 @@ def end(harness: Harness, run: str, at_ms: int) -> Step:
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
-def test_whom_a_rule_keeps_from_starting_when_its_time_has_come_loses_its_promise(backfill):
+def test_a_job_blocked_by_a_rule_at_its_reserved_start_loses_the_reservation(backfill):
     harness = two_zones(profiles={"default": a_line(backfill)})
     harness.submit(1, cpu=1, estimate_ms=HOUR)
     harness.see("1.0.1", "running")
@@ -45,7 +45,7 @@ def test_whom_a_rule_keeps_from_starting_when_its_time_has_come_loses_its_promis
 
 
 @pytest.mark.parametrize("name", ["a line that has its turn before", "the line after"])
-def test_whoever_waits_for_it_in_another_line_is_called_again(name):
+def test_a_lapsed_start_reservation_wakes_other_queues(name):
     harness = two_zones(profiles={"default": a_line(), name: build_profile(name)})
     harness.submit(1, cpu=1, estimate_ms=HOUR)
     harness.see("1.0.1", "running")
@@ -60,7 +60,7 @@ def test_whoever_waits_for_it_in_another_line_is_called_again(name):
     assert harness.controller.next_wakeup_ms(harness.now_ms) != harness.now_ms, "once more, and only once"
 
 
-def test_those_before_it_in_line_who_can_be_promised_nothing_are_woken_when_a_promise_is_withdrawn():
+def test_a_withdrawn_start_reservation_wakes_jobs_at_the_front():
     """Job 1 fits in one order of its members only, which a promise, given one by one, does not find."""
     small = a_task("small", cpu="500m", count=2, min_count=2, node_selector={"zone": "b"})
     large = a_task("large", cpu=1, count=3, min_count=3)
@@ -76,7 +76,7 @@ def test_those_before_it_in_line_who_can_be_promised_nothing_are_woken_when_a_pr
     assert harness.started() == ["1.0.1", "1.1.1", "1.2.1", "1.3.1", "1.4.1"]
 
 
-def test_a_promise_that_counts_on_a_node_that_is_gone_is_given_anew():
+def test_a_start_reservation_on_a_removed_node_is_made_again():
     harness = Harness(a_node("n1", 4), a_node("n2", 4), profiles={"default": a_line()})
     harness.submit(1, cpu=3, estimate_ms=HOUR)
     harness.see("1.0.1", "running")
@@ -88,7 +88,7 @@ def test_a_promise_that_counts_on_a_node_that_is_gone_is_given_anew():
     assert harness.started() == ["3.0.1"], "job 2 can not start on one node"
 
 
-def test_a_gang_of_unequal_members_starts_at_the_promised_time_though_it_may_lie_in_one_way_only():
+def test_a_gang_of_different_members_starts_at_its_reserved_time():
     """Of the ways in which job 4 has room, all but what it was promised would delay job 6."""
     rooms = (("2", "8Gi"), ("4", "4Gi"), ("2", "4Gi"), ("4", "8Gi"))
     nodes = [a_node(f"n{at}", cpu, memory) for at, (cpu, memory) in enumerate(rooms, 1)]

@@ -9,7 +9,7 @@ from hodei.model.facts import JobCancelled, JobCheckpointRequested, JobReleased,
 from hodei.model.job import Checkpoint, GangRules
 from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness, some_nodes
-from unit.control.scenes import gone, is_empty, live, running
+from unit.control.scenarios import gone, is_empty, live, running
 
 SAVES = Checkpoint(signal="USR1")
 
@@ -93,7 +93,7 @@ def test_however_a_run_goes_its_job_is_suspended_unless_it_was_done(what, state)
     assert harness.state() == state
 
 
-def test_one_that_is_resumed_before_it_has_gone_comes_back_when_it_has():
+def test_a_job_resumed_before_it_has_stopped_is_queued_when_it_has():
     harness = a_running()
     harness.learn(JobSuspended(1))
     harness.learn(JobReleased(1))
@@ -126,7 +126,7 @@ def test_a_crash_between_the_wish_and_the_end_forgets_nothing():
     assert (harness.state(), harness.started()) == ("held", [])
 
 
-def test_a_node_that_goes_takes_nobody_out_of_suspension():
+def test_a_lost_node_does_not_resume_suspended_jobs():
     harness = a_running(1, 1)
     harness.learn(JobSuspended(1))
     harness.learn(NodeLost(harness.runs["1.0.1"].node))
@@ -136,7 +136,7 @@ def test_a_node_that_goes_takes_nobody_out_of_suspension():
 # -------------------------------------------------------------------------------------- saving in between
 
 
-def test_every_run_is_told_to_save_its_work_and_goes_on():
+def test_a_checkpoint_request_reaches_every_run():
     harness = a_running(1, 1, cpu="1", count=2, checkpoint=SAVES)
     harness.learn(JobCheckpointRequested(1))
     assert harness.acts == [TakeCheckpoint(f"1.{member}.1", "local", SAVES) for member in (0, 1)]
@@ -148,13 +148,13 @@ def test_every_run_is_told_to_save_its_work_and_goes_on():
 
 
 @pytest.mark.parametrize("spec", [{}, {"checkpoint": Checkpoint(file="/x")}], ids=["nothing said", "only a file"])
-def test_nobody_is_told_who_can_not_save(spec):
+def test_no_checkpoint_is_requested_without_a_hook(spec):
     harness = a_running(**spec)
     harness.learn(JobCheckpointRequested(1))
     assert harness.acts == []
 
 
-def test_health_is_kept_with_the_run_and_told_when_it_changes():
+def test_health_is_stored_with_the_run_and_changes_are_events():
     harness = a_running()
     for health in ("ok", "ok", "failing", "ok"):
         harness.see("1.0.1", "running", health=health)

@@ -98,7 +98,7 @@ def test_not_even_a_job_that_asks_for_the_cloud_takes_the_data_there():
     assert where(harness, 2) == ""
 
 
-def test_one_far_back_in_line_spills_by_its_forecast_while_those_before_it_wait():
+def test_a_job_far_back_in_the_queue_spills_by_its_forecast():
     harness = a_full_house(20 * MINUTE_MS)
     harness.submit(2, cpu="4", estimate_ms=20 * MINUTE_MS)
     harness.submit(3, cpu="4", estimate_ms=25 * MINUTE_MS)
@@ -108,7 +108,7 @@ def test_one_far_back_in_line_spills_by_its_forecast_while_those_before_it_wait(
     assert (where(harness, 2), where(harness, 3)) == ("", "cloud-1")
 
 
-def test_a_twin_knows_the_forecasts_and_its_own_do_not_come_back():
+def test_a_clone_knows_the_forecasts_and_its_own_stay_there():
     harness = a_full_house(20 * MINUTE_MS)
     harness.learn(StartsForecast({7: 1}))
     other = clone_controller(harness.controller)
@@ -117,7 +117,7 @@ def test_a_twin_knows_the_forecasts_and_its_own_do_not_come_back():
     assert harness.controller.cluster.availability.forecasts == {7: 1}
 
 
-def test_what_was_foretold_can_be_read_back_from_a_decision_log():
+def test_forecasts_can_be_read_back_from_a_decision_log():
     fact = StartsForecast({7: 1})
     assert msgspec.json.decode(msgspec.json.encode(fact), type=AnyFact) == fact
 

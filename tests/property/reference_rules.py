@@ -1,4 +1,4 @@
-"""The rules told a second time, plainly and slowly, without a line of the engine: what a node must be for a member."""
+"""The rules of the engine again, simple and slow, without its code: what a node must fulfil for a member."""
 
 from __future__ import annotations
 

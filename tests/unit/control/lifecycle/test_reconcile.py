@@ -62,7 +62,7 @@ def test_orders_carry_all_that_a_backend_needs():
     assert stop == Stop("1.0.1", "local", 777, StopReason("cancelled"))
 
 
-def test_what_nobody_wants_is_stopped_without_grace_and_an_old_end_is_forgotten():
+def test_an_unknown_run_is_stopped_without_grace_and_an_old_end_is_forgotten():
     known = {"7.0.3": RunObserved("7.0.3", "running", NOW_MS), "8.0.1": RunObserved("8.0.1", "failed", NOW_MS, 1)}
     facts, orders = reconcile(_cluster(None), "local", known, NOW_MS)
     assert facts == []

@@ -1,4 +1,4 @@
-"""Small random worlds: jobs, nodes and profiles whose rules often meet and often clash."""
+"""Small random clusters: jobs, nodes and profiles whose rules often apply and often conflict."""
 
 from __future__ import annotations
 

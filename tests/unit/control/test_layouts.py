@@ -88,7 +88,7 @@ def test_the_gang_starts_when_its_rack_has_room():
     assert {run.node for run in harness.runs.values() if run.job == 3} == {"r2-1", "r2-2"}
 
 
-def test_room_is_made_in_one_rack_and_nobody_goes_in_the_others():
+def test_preemption_for_a_rack_touches_no_other_rack():
     harness = Harness(*racks("r1", "r2"))
     for job in range(1, 5):
         harness.submit(job, cpu="3", priority="low")

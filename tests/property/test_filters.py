@@ -1,4 +1,4 @@
-"""The filters of every profile, over all nodes at once, against a plain look at one node after another."""
+"""The filters of every profile, over all nodes at once, against the reference rules for one node after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hodei.engine.nodes import Table
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
 from hodei.plugins.registry import build_profile
-from property import naive, worlds
+from property import clusters
+from property import reference_rules as naive
 from property.examples import examples
 
 CASES = int(os.environ.get("HODEI_CASES", "300"))
@@ -20,8 +21,8 @@ PROFILE = build_profile("default")
 
 
 @examples(CASES)
-@given(worlds.clusters(), worlds.specs())
-def test_the_nodes_that_are_refused_are_those_that_a_plain_look_refuses(cluster, spec):
+@given(clusters.clusters(), clusters.specs())
+def test_the_filters_refuse_the_same_nodes_as_the_reference_rules(cluster, spec):
     table = Table([*cluster, a_node("z-plain", 8, "16Gi")])
     table.settle()
     for task in spec.tasks:
