@@ -43,7 +43,7 @@ class Gap(NamedTuple):
     beside it, and those that fit on another node (None: there is none). Amounts in the order of `PendingTable.needs`."""
 
     length_ms: int
-spare: Callable[[], list[int]]
+    spare: Callable[[], list[int]]
     elsewhere: Callable[[], list[int] | None]
 
 
