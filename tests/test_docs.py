@@ -376,7 +376,7 @@ def _constants_named_as_their_value(node: ast.AST) -> set[str]:
 
 
 def _codes_of_reasons(node: ast.AST) -> set[str]:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Reason", "Refused"):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Reason", "PodRefused"):
         texts = {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
         return {text for text in texts if _CODE.fullmatch(text)}
     return set()
