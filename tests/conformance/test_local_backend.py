@@ -75,7 +75,7 @@ def test_a_start_whose_reply_was_lost_is_adopted_by_the_next_order(tmp_path):
         lost = asyncio.create_task(desk.backend.start([order]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        desk.backend._reach.link.close()
+        desk.backend._agent.link.close()
         await asyncio.gather(lost, return_exceptions=True)
         assert await desk.backend.start([order]) == {}
         assert (await desk.end_of("1.0.1")).state == "succeeded"
@@ -115,7 +115,7 @@ def test_ends_are_repeated_after_a_reconnect_until_they_are_forgotten(tmp_path):
         first, second = await desk.run(an_order(1), an_order(2, "/bin/sh", "-c", "exit 4"))
         await desk.backend.forget([Forget(first.run, "local")])
         desk.observed.clear()
-        desk.backend._reach.link.close()
+        desk.backend._agent.link.close()
         assert await desk.end_of("2.0.1") == second
         assert {seen.run for seen in desk.observed} == {"2.0.1"}
 
