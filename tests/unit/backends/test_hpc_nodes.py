@@ -12,7 +12,7 @@ from msgspec import structs
 
 from agent_host import an_order
 from builders import a_node
-from hodei.backends.hpc.nodes import ClusterNodes
+from hodei.backends.hpc.nodes import ClusterNodes, ClusterSettings
 from hodei.backends.hpc.ports import Cluster, Partition
 from hodei.backends.hpc.script import batch_script
 from hodei.backends.hpc.submission import SubmissionBuilder
@@ -20,6 +20,7 @@ from hodei.model.node import GPU_ONLY, Taint
 
 GIB = 1 << 30
 NODES = (a_node("n1", 4, "4Gi", gpu=2), a_node("n2", 4, "4Gi"), a_node("n3", 8, "8Gi"))
+FOUR_NODES = (*NODES, a_node("n4", 2))
 LARGEST = {"cpu": 8000, "memory": 8 * GIB, "gpu": 2000}
 MAIN = Partition("main", ("n1", "n2", "n3"), default=True, largest=LARGEST)
 HIGH = Partition("high", ("n2", "n3"), largest=LARGEST)
@@ -37,9 +38,13 @@ class _System:
         return self._cluster
 
 
-def _cluster_nodes(*partitions: Partition, mode: str = "delegate", **more: Any) -> ClusterNodes:
-    nodes = (*NODES, a_node("n4", 2))
-    return ClusterNodes("hpc", "slurm", _System(*partitions, nodes=nodes), mode, (), **more)  # type: ignore[arg-type]
+def _settings(**fields: Any) -> ClusterSettings:
+    return ClusterSettings(output="/output", **{"mode": "delegate", **fields})
+
+
+def _cluster_nodes(*partitions: Partition, nodes: Any = FOUR_NODES, **fields: Any) -> ClusterNodes:
+    system: Any = _System(*partitions, nodes=nodes)
+    return ClusterNodes("hpc", "slurm", system, _settings(**fields), ())
 
 
 def _nodes(cluster_nodes: ClusterNodes) -> dict[str, Any]:
@@ -56,13 +61,13 @@ def test_nodes_shared_by_partitions_are_one_pool_in_which_each_counts_once():
 
 
 def test_ahead_applies_to_a_pool_as_to_its_partitions():
-    found = _nodes(_cluster_nodes(MAIN, HIGH, ahead_percent=150))
+    found = _nodes(_cluster_nodes(MAIN, HIGH, ahead=1.5))
     assert dict(found["hpc-main"].pool.capacity)["cpu"] == 24_000
 
 
 def test_nodes_that_are_not_ready_add_nothing_to_a_pool():
     nodes = (structs.replace(NODES[2], ready=False), *NODES[:2])
-    found = _nodes(ClusterNodes("hpc", "slurm", _System(MAIN, HIGH, nodes=nodes), "delegate", ()))  # type: ignore[arg-type]
+    found = _nodes(_cluster_nodes(MAIN, HIGH, nodes=nodes))
     assert dict(found["hpc-main"].pool.capacity)["cpu"] == 8000
 
 
@@ -93,7 +98,7 @@ def _submission(node: str, mode: str, **fields: Any) -> Any:
     asyncio.run(cluster_nodes.refresh())
     system: Any = _System()
     builder = SubmissionBuilder(
-        cluster_nodes, lambda order, partition: (), system, system_name="Slurm", can_execute=True
+        cluster_nodes, lambda order, partition: (), system, _settings(), system_name="Slurm", can_execute=True
     )
     order = an_order(1, **fields)
     order = structs.replace(order, run=structs.replace(order.run, node=node))

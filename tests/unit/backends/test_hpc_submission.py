@@ -15,9 +15,8 @@ from agent_host import Desk, an_order
 from hodei.backends.base import BackendContext
 from hodei.backends.hpc import poll, submission
 from hodei.backends.hpc.backend import HpcBackend
-from hodei.backends.hpc.nodes import ClusterNodes
+from hodei.backends.hpc.nodes import ClusterSettings
 from hodei.backends.hpc.ports import BatchSystem, Cluster, JobStatus, OutcomeUnknown, Partition, Submission
-from hodei.backends.hpc.submission import SubmissionBuilder
 from hodei.backends.hpc.tracked_run import read_record
 from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, Stop
@@ -108,14 +107,9 @@ class Fake(BatchSystem):
 
 def a_backend(home: Path, system: Fake) -> HpcBackend:
     context = BackendContext("inst", 1, home / "backends", SystemClock())
-    cluster_nodes = ClusterNodes("hpc", "slurm", system, "placed", ())
-    builder = SubmissionBuilder(
-        cluster_nodes, lambda order, partition: (), system, system_name="Fake", can_execute=False
-    )
-    return HpcBackend(
-        "hpc", context, system, builder, cluster_nodes, kind="slurm", system_name="Fake", output=home / "output", poll_s=0.01,
-        capabilities=Capabilities(),
-    )  # fmt: skip
+    settings = ClusterSettings(output=str(home / "output"), poll="10ms")
+    no_options = lambda order, partition: ()  # noqa: E731
+    return HpcBackend("hpc", "slurm", "Fake", settings, context, system, (), no_options, Capabilities())
 
 
 @contextlib.asynccontextmanager

@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from hodei.agent.logs import RetentionClock
 from hodei.backends.base import BackendContext, BaseBackend
-from hodei.backends.hpc.nodes import ClusterNodes, CpuJobsOnGpus, Mode
+from hodei.backends.hpc.nodes import ClusterNodes, ClusterSettings
 from hodei.backends.hpc.poll import JobPoll
 from hodei.backends.hpc.ports import BatchSystem, JobStatus, OutcomeUnknown
 from hodei.backends.hpc.submission import ARRAY, Options, SubmissionBuilder, Submissions
@@ -23,7 +23,7 @@ from hodei.backends.hpc.supervision import RunSupervision
 from hodei.backends.hpc.tracked_run import CHECKPOINT_SUFFIX, Files, Journal, JournalEntry, TrackedRun
 from hodei.model.backend import Capabilities, ExecResult, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
-from hodei.model.errors import BackendError, BackendRefused, InvalidInput, NotFound
+from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
@@ -36,32 +36,34 @@ SWEEP_EVERY_S = 3600.0
 
 
 class HpcBackend(BaseBackend):
-    """`ports.Backend` for a batch system. `poll_s`: how often all jobs are polled, in one request."""
+    """`ports.Backend` for a batch system. `partitions`: those to use, in order of preference; empty for all."""
 
     def __init__(
         self,
         name: str,
-        context: BackendContext,
-        system: BatchSystem,
-        builder: SubmissionBuilder,
-        cluster_nodes: ClusterNodes,
-        *,
         kind: str,
         system_name: str,
-        output: Path,
-        poll_s: float,
+        settings: ClusterSettings,
+        context: BackendContext,
+        system: BatchSystem,
+        partitions: Sequence[str],
+        options: Options,
         capabilities: Capabilities,
     ) -> None:
         super().__init__(name)
         self.kind, self.system_name, self.capabilities = kind, system_name, capabilities
-        self.context, self.system, self.cluster_nodes = context, system, cluster_nodes
-        self.files = Files(output / context.installation / name)
+        self.context, self.system = context, system
+        self.cluster_nodes = ClusterNodes(name, kind, system, settings, partitions)
+        self._builder = SubmissionBuilder(
+            self.cluster_nodes, options, system, settings, system_name=system_name, can_execute=capabilities.execute
+        )
+        self.files = Files(Path(settings.output) / context.installation / name)
         self.journal = Journal(context.home / name)
         self._retention = RetentionClock(str(context.home / name / "clock"), context.keep_logs_s)
         self.prefix = f"hodei:{context.installation}:{name}:"
         self.tracked: dict[RunId, TrackedRun] = {}
-        self._builder, self._poll_s = builder, poll_s
-        self.submissions = Submissions(self, builder)
+        self._poll_s = parse_duration_ms(settings.poll) / 1000
+        self.submissions = Submissions(self, self._builder)
         self.supervision, self.poll = RunSupervision(self), JobPoll(self)
         self._open = False
         self._poll_task: asyncio.Task[None] | None = None
@@ -300,82 +302,3 @@ class HpcBackend(BaseBackend):
         if not await self._running_jobs([run]):
             raise NotFound(f"run {run} is not running")
         return await self.supervision.execute(self.tracked[run], command, timeout_ms)
-
-
-# ------------------------------------------------------------------------------------------- configuration
-
-
-class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Keys of all batch systems. `output`: a folder that the server and all nodes see under the same path. `mode`: whether Hodei
-    or the batch system chooses the node. `ahead`: how much of a partition's capacity may be submitted in `delegate` mode.
-    `conf`: the batch system's configuration file. `commands`: the folder of its commands. `account`: for all jobs;
-    `allow_accounts`: what jobs may use instead. `requeue`: let the batch system restart jobs itself."""
-
-    output: str
-    mode: Mode = "placed"
-    ahead: float = 1.0
-    cpu_jobs_on_gpus: CpuJobsOnGpus = "never"
-    poll: str = "2s"
-    conf: str = ""
-    commands: str = ""
-    account: str = ""
-    allow_accounts: tuple[str, ...] = ()
-    workdir: str = ""
-    env: dict[str, str] = {}
-    requeue: bool = False
-
-
-def check_settings(name: str, kind: str, settings: ClusterSettings, *problems: tuple[str, str]) -> None:
-    """InvalidInput with all (key, problem) found."""
-    found = list(problems)
-    if not settings.output.startswith("/"):
-        found.append(("output", "must be an absolute path, the same on the server and on all nodes"))
-    if not 1 <= settings.ahead <= 100:
-        found.append(("ahead", "must be a ratio from 1 to 100"))
-    try:
-        if not 50 <= parse_duration_ms(settings.poll) <= 600_000:
-            found.append(("poll", "must be from 50ms to 10m"))
-    except InvalidInput as error:
-        found.append(("poll", error.message))
-    if found:
-        named = tuple((f"backends.{name}.{key}", text) for key, text in found)
-        message = "; ".join(f"{path}: {text}" for path, text in named)
-        raise InvalidInput(message, hint=f"docs/how-to/{kind}.md", problems=named)
-
-
-def make_backend(
-    name: str,
-    kind: str,
-    system_name: str,
-    settings: ClusterSettings,
-    context: BackendContext,
-    system: BatchSystem,
-    partitions: Sequence[str],
-    options: Options,
-    capabilities: Capabilities,
-) -> HpcBackend:
-    cluster_nodes = ClusterNodes(
-        name, kind, system, settings.mode, partitions, round(settings.ahead * 100), settings.cpu_jobs_on_gpus
-    )  # fmt: skip
-    builder = SubmissionBuilder(
-        cluster_nodes,
-        options,
-        system,
-        system_name=system_name,
-        can_execute=capabilities.execute,
-        rerun=settings.requeue,
-        workdir=settings.workdir,
-        env=settings.env,
-    )
-    return HpcBackend(
-        name,
-        context,
-        system,
-        builder,
-        cluster_nodes,
-        kind=kind,
-        system_name=system_name,
-        output=Path(settings.output),
-        poll_s=parse_duration_ms(settings.poll) / 1000,
-        capabilities=capabilities,
-    )

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from hodei.backends.hpc.ports import BatchSystem, Cluster, Partition
 from hodei.model.backend import NodeUsage
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import BackendError, BackendRefused, InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.node import DELEGATED, GPU_ONLY, QUEUE_LABEL_SUFFIX, Node, Pool, Taint, TaintEffect
-from hodei.model.resources import GPU
+from hodei.model.resources import GPU, parse_duration_ms
 
 Mode = Literal["placed", "delegate"]
 # Whether jobs without GPUs may use partitions whose nodes all have GPUs, if there are other partitions (`delegate` mode).
@@ -25,17 +25,53 @@ CpuJobsOnGpus = Literal["never", "last", "any"]
 _EFFECTS: dict[str, TaintEffect] = {"never": "NoSchedule", "last": "PreferNoSchedule"}
 
 
+class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Keys of all batch systems. `output`: a folder that the server and all nodes see under the same path. `mode`: whether Hodei
+    or the batch system chooses the node. `ahead`: how much of a partition's capacity may be submitted in `delegate` mode.
+    `conf`: the batch system's configuration file. `commands`: the folder of its commands. `account`: for all jobs;
+    `allow_accounts`: what jobs may use instead. `requeue`: let the batch system restart jobs itself."""
+
+    output: str
+    mode: Mode = "placed"
+    ahead: float = 1.0
+    cpu_jobs_on_gpus: CpuJobsOnGpus = "never"
+    poll: str = "2s"
+    conf: str = ""
+    commands: str = ""
+    account: str = ""
+    allow_accounts: tuple[str, ...] = ()
+    workdir: str = ""
+    env: dict[str, str] = {}
+    requeue: bool = False
+
+
+def check_settings(name: str, kind: str, settings: ClusterSettings, *problems: tuple[str, str]) -> None:
+    """InvalidInput with all (key, problem) found."""
+    found = list(problems)
+    if not settings.output.startswith("/"):
+        found.append(("output", "must be an absolute path, the same on the server and on all nodes"))
+    if not 1 <= settings.ahead <= 100:
+        found.append(("ahead", "must be a ratio from 1 to 100"))
+    try:
+        if not 50 <= parse_duration_ms(settings.poll) <= 600_000:
+            found.append(("poll", "must be from 50ms to 10m"))
+    except InvalidInput as error:
+        found.append(("poll", error.message))
+    if found:
+        named = tuple((f"backends.{name}.{key}", text) for key, text in found)
+        message = "; ".join(f"{path}: {text}" for path, text in named)
+        raise InvalidInput(message, hint=f"docs/how-to/{kind}.md", problems=named)
+
+
 class ClusterNodes:
-    """`partitions`: those to use, in order of preference; empty for all. A closed partition is cordoned; a node stays open
-    while one of its partitions is. `ahead_percent`: how much of a partition's capacity Hodei may submit."""
+    """A closed partition is cordoned; a node stays open while one of its partitions is."""
 
     def __init__(
-        self, name: str, kind: str, system: BatchSystem, mode: Mode, partitions: Sequence[str], ahead_percent: int = 100,
-        cpu_jobs_on_gpus: CpuJobsOnGpus = "never",
-    ) -> None:  # fmt: skip
-        self._name, self._kind, self._system = name, kind, system
-        self._configured, self._ahead_percent = tuple(partitions), ahead_percent
-        self.mode, self._cpu_jobs_on_gpus = mode, cpu_jobs_on_gpus
+        self, name: str, kind: str, system: BatchSystem, settings: ClusterSettings, partitions: Sequence[str]
+    ) -> None:
+        self._name, self._kind, self._system, self._configured = name, kind, system, tuple(partitions)
+        self.mode, self._cpu_jobs_on_gpus = settings.mode, settings.cpu_jobs_on_gpus
+        self._ahead_percent = round(settings.ahead * 100)
         self.cluster = Cluster((), ())
 
     async def refresh(self) -> list[Node]:

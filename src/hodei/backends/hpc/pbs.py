@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 
 from hodei.backends.base import BackendContext
-from hodei.backends.hpc.backend import ClusterSettings, HpcBackend, check_settings, make_backend
+from hodei.backends.hpc.backend import HpcBackend
 from hodei.backends.hpc.batch_options import PbsOptions, pbs_minutes
 from hodei.backends.hpc.commands import CommandResult, Commands
-from hodei.backends.hpc.nodes import Mode
+from hodei.backends.hpc.nodes import ClusterSettings, Mode, check_settings
 from hodei.backends.hpc.ports import (
     Cluster,
     JobStatus,
@@ -67,7 +67,7 @@ def make(name: str, settings: Settings, context: BackendContext) -> HpcBackend:
         allowed={"account": settings.allow_accounts, "project": settings.allow_projects},
     )
     available = capabilities(settings.mode)
-    return make_backend(name, "pbs", "PBS", settings, context, system, settings.queues, options.of, available)
+    return HpcBackend(name, "pbs", "PBS", settings, context, system, settings.queues, options.of, available)
 
 
 # -------------------------------------------------------------------------------------------- commands

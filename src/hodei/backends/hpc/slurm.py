@@ -13,10 +13,10 @@ from typing import Literal
 from msgspec import structs
 
 from hodei.backends.base import BackendContext
-from hodei.backends.hpc.backend import ClusterSettings, HpcBackend, check_settings, make_backend
+from hodei.backends.hpc.backend import HpcBackend
 from hodei.backends.hpc.batch_options import SlurmOptions
 from hodei.backends.hpc.commands import CommandResult, Commands
-from hodei.backends.hpc.nodes import Mode
+from hodei.backends.hpc.nodes import ClusterSettings, Mode, check_settings
 from hodei.backends.hpc.ports import BatchSystem, Cluster, JobStatus, OutcomeUnknown, Submission
 from hodei.backends.hpc.script import array_script
 from hodei.backends.hpc.slurm_parse import (
@@ -95,9 +95,7 @@ def make(name: str, settings: Settings, context: BackendContext) -> HpcBackend:
         also=settings.allow_options,
     )
     available = capabilities(settings.mode, settings.transport)
-    return make_backend(
-        name, "slurm", "Slurm", settings, context, system, settings.partitions, options.of, available
-    )  # fmt: skip
+    return HpcBackend(name, "slurm", "Slurm", settings, context, system, settings.partitions, options.of, available)
 
 
 # -------------------------------------------------------------------------------------------- commands

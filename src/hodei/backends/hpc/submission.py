@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hodei.backends.base import run_env
-from hodei.backends.hpc.nodes import ClusterNodes
+from hodei.backends.hpc.nodes import ClusterNodes, ClusterSettings
 from hodei.backends.hpc.ports import BatchSystem, JobStatus, OutcomeUnknown, Partition, Submission
 from hodei.backends.hpc.script import SCRIPT_LIMIT, batch_script
 from hodei.backends.hpc.tracked_run import (
@@ -49,23 +49,20 @@ class SubmissionBuilder:
     """Builds the batch job of a run: requests rounded up to the units of the batch system, script, node, partition.
 
     `options` reads further options from a job and refuses those that break the operator's rules. `can_execute`: whether
-    commands can be executed in a run. `rerun`: whether the batch system may restart a job by itself."""
+    commands can be executed in a run."""
 
     def __init__(
         self,
         cluster_nodes: ClusterNodes,
         options: Options,
         system: BatchSystem,
+        settings: ClusterSettings,
         *,
         system_name: str,
         can_execute: bool,
-        rerun: bool = False,
-        workdir: str = "",
-        env: dict[str, str] | None = None,
     ) -> None:
-        self._cluster_nodes, self._options, self._system = cluster_nodes, options, system
+        self._cluster_nodes, self._options, self._system, self._settings = cluster_nodes, options, system, settings
         self._system_name, self._can_execute = system_name, can_execute
-        self._rerun, self._workdir, self._env = rerun, workdir, env or {}
 
     def build(self, order: Start, mark: str, files: str, now_ms: int) -> tuple[JournalEntry, Submission]:
         """BackendRefused if it can never run there."""
@@ -77,7 +74,7 @@ class SubmissionBuilder:
         # A batch system has one number for request and limit. A limit above the node's capacity is no limit.
         memory_limit = min(task.limits.get(MEMORY, 0), self._cluster_nodes.capacity(partition, node, MEMORY))
         checkpoint_file = spec.checkpoint.file or files + CHECKPOINT_SUFFIX
-        workdir = task.workdir or self._workdir
+        workdir = task.workdir or self._settings.workdir
         own = {name: value for name, value in run_env(order).items() if name not in _SET_BY_SYSTEM}
         hidden: tuple[str, ...] = ()
         if self._system_name == "Slurm":
@@ -90,13 +87,13 @@ class SubmissionBuilder:
         script = batch_script(
             files=files,
             argv=task.command,
-            env={**self._env, **given, **own, "HODEI_CHECKPOINT_FILE": checkpoint_file},
+            env={**self._settings.env, **given, **own, "HODEI_CHECKPOINT_FILE": checkpoint_file},
             workdir=workdir,
             claim=claim,
             job_variable=self._system.job_variable,
             node_variable=self._system.node_variable,
             element_id=self._system.element_id,
-            rerun=self._rerun,
+            rerun=self._settings.requeue,
             hidden=hidden,
             memory_bytes=task.limits.get(MEMORY, 0),
         )
