@@ -16,6 +16,7 @@ from msgspec import structs
 from hodei.api.views import ArrayView, HoldView, JobView, NodeView, RunView, SocketView, TaintView
 from hodei.jobfile.sections import affinity, after, escalation, gang, health, placement
 from hodei.jobfile.sections.array import array_document
+from hodei.jobfile.values import duration_value, non_empty
 from hodei.model.array import ArrayElement
 from hodei.model.audit import EnvVisibility, mask_env
 from hodei.model.escalation_state import apply_escalation
@@ -194,19 +195,19 @@ def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]
     return {
         "apiVersion": "hodei/v1",
         "kind": "Job",
-        "metadata": _non_empty(metadata),
+        "metadata": non_empty(metadata),
         "spec": {
-            **_non_empty(
+            **non_empty(
                 {
                     "profile": spec.profile if spec.profile != "default" else "",
                     "backend": placement.backend_document(spec.backend),
                     "near": _location(spec.near),
                     "inputs": list(spec.inputs),
                     "workload": _workload(spec.workload),
-                    "estimate": spec.estimate_ms and format_duration(spec.estimate_ms),
-                    "timeout": spec.timeout_ms and format_duration(spec.timeout_ms),
-                    "scheduling_timeout": spec.scheduling_timeout_ms and format_duration(spec.scheduling_timeout_ms),
-                    "max_queue_time": spec.max_queue_time_ms and format_duration(spec.max_queue_time_ms),
+                    "estimate": duration_value(spec.estimate_ms),
+                    "timeout": duration_value(spec.timeout_ms),
+                    "scheduling_timeout": duration_value(spec.scheduling_timeout_ms),
+                    "max_queue_time": duration_value(spec.max_queue_time_ms),
                     "deadline": iso(spec.deadline_ms),
                     "retries": spec.retries,
                 }
@@ -225,13 +226,13 @@ def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]
 
 
 def _task(task: TaskSpec, env: EnvVisibility) -> dict[str, Any]:
-    return {"name": task.name, "count": task.count} | _non_empty(
+    return {"name": task.name, "count": task.count} | non_empty(
         {
             "command": list(task.command),
             "env": mask_env(task.env, env),
             "workdir": task.workdir,
             "image": task.image,
-            "resources": _non_empty(
+            "resources": non_empty(
                 {"requests": format_resources(task.request), "limits": format_resources(task.limits)}
             ),
             "arch": task.arch,
@@ -245,12 +246,8 @@ def _task(task: TaskSpec, env: EnvVisibility) -> dict[str, Any]:
     )
 
 
-def _non_empty(keys: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if value}
-
-
 def _location(location: Location) -> dict[str, Any]:
-    out = _non_empty({key: getattr(location, key) for key in ("region", "zone", "datacenter", "rack")})
+    out = non_empty({key: getattr(location, key) for key in ("region", "zone", "datacenter", "rack")})
     if location.lat_micro is not None:
         out["lat"] = location.lat_micro / 1e6
     if location.lng_micro is not None:

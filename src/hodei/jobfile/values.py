@@ -19,6 +19,7 @@ from hodei.model.resources import (
     MEMORY,
     STORAGE,
     Resources,
+    format_duration,
     format_resources,
     parse_duration_ms,
     parse_resources,
@@ -97,35 +98,39 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-@lru_cache(maxsize=8192)
-def job_name(name: str) -> str:
-    if not _DOTTED.fullmatch(name):
-        raise InvalidInput(
-            f"{safe_repr(name)} is not a job name: up to 63 lower case letters, digits, '-' and '.', "
-            f"a letter or digit at both ends{_try(name)}"
-        )
-    return name
+def _name_check(
+    pattern: re.Pattern[str], expected: str, *, size: int, nearest: Callable[[str], str] = lambda name: ""
+) -> Callable[[str], str]:
+    """A cached validator that returns the name. `nearest`: a similar valid name, for the message."""
+
+    @lru_cache(maxsize=size)
+    def check(name: str) -> str:
+        if not pattern.fullmatch(name):
+            near = nearest(name) if len(name) <= 63 else ""
+            suggestion = f"; try {near!r}" if near and near != name else ""
+            raise InvalidInput(f"{safe_repr(name)} is not {expected}{suggestion}")
+        return name
+
+    return check
 
 
-@lru_cache(maxsize=1024)
-def plain_name(name: str) -> str:
-    """The name of a project or task."""
-    if not _LABEL.fullmatch(name):
-        raise InvalidInput(
-            f"{safe_repr(name)} is not a name: up to 63 lower case letters, digits and '-', "
-            f"a letter or digit at both ends{_try(name.replace('.', '-'))}"
-        )
-    return name
-
-
-@lru_cache(maxsize=1024)
-def word(text: str) -> str:
-    """The name of a backend, profile, GPU type or topology domain."""
-    if not _WORD.fullmatch(text):
-        raise InvalidInput(
-            f"{safe_repr(text)} is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
-        )
-    return text
+_ENDS = "a letter or digit at both ends"
+_WORD_RULE = f"up to 63 letters, digits, '-', '_' and '.', {_ENDS}"
+job_name = _name_check(
+    _DOTTED, f"a job name: up to 63 lower case letters, digits, '-' and '.', {_ENDS}", size=8192,
+    nearest=lambda name: _nearest(name),
+)  # fmt: skip
+# Projects and tasks.
+plain_name = _name_check(
+    _LABEL, f"a name: up to 63 lower case letters, digits and '-', {_ENDS}", size=1024,
+    nearest=lambda name: _nearest(name.replace(".", "-")),
+)  # fmt: skip
+# Backends, profiles, GPU types and topology domains.
+word = _name_check(_WORD, f"a name: {_WORD_RULE}", size=1024)
+label_value = _name_check(re.compile(f"(?:{_WORD.pattern})?"), f"a label value: {_WORD_RULE}", size=4096)
+env_name = _name_check(
+    _ENV, "the name of a variable: letters, digits, '_', '-' and '.', not starting with a digit", size=1024
+)
 
 
 @lru_cache(maxsize=4096)
@@ -139,25 +144,6 @@ def label_key(key: str) -> str:
     return key
 
 
-@lru_cache(maxsize=4096)
-def label_value(value: str) -> str:
-    if value and not _WORD.fullmatch(value):
-        raise InvalidInput(
-            f"{safe_repr(value)} is not a label value: up to 63 letters, digits, '-', '_' and '.', "
-            "a letter or digit at both ends"
-        )
-    return value
-
-
-@lru_cache(maxsize=1024)
-def env_name(name: str) -> str:
-    if not _ENV.fullmatch(name):
-        raise InvalidInput(
-            f"{safe_repr(name)} is not the name of a variable: letters, digits, '_', '-' and '.', not starting with a digit"
-        )
-    return name
-
-
 @lru_cache(maxsize=1024)
 def name_of_program(program: str) -> str:
     """A job name derived from a command."""
@@ -166,11 +152,6 @@ def name_of_program(program: str) -> str:
 
 def _nearest(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name[:63].lower()).strip("-.")
-
-
-def _try(name: str) -> str:
-    near = _nearest(name) if len(name) <= 63 else ""
-    return f"; try {near!r}" if near and near != name else ""
 
 
 # --------------------------------------------------------------------------------------------- values
@@ -249,6 +230,16 @@ def check_text(texts: tuple[str, ...], at: str, problems: Problems) -> None:
         problems.append((at, "contains a NUL character, which no program accepts"))
     elif not joined.isascii() and not encodable(joined):
         problems.append((at, "contains half a surrogate pair, which is not text"))
+
+
+def non_empty(keys: dict[str, Any]) -> dict[str, Any]:
+    """For renderers: the keys without empty values."""
+    return {key: value for key, value in keys.items() if value}
+
+
+def duration_value(ms: int) -> str:
+    """For renderers: empty for 0."""
+    return format_duration(ms) if ms else ""
 
 
 def encodable(text: str) -> bool:

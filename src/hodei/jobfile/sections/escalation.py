@@ -6,11 +6,20 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hodei.jobfile.values import Duration, Form, Problems, about, duration, priority, try_parse
+from hodei.jobfile.values import (
+    Duration,
+    Form,
+    Problems,
+    about,
+    duration,
+    duration_value,
+    non_empty,
+    priority,
+    try_parse,
+)
 from hodei.model.errors import InvalidInput
 from hodei.model.escalation_state import priority_class_name
 from hodei.model.job import Escalation, JobSpec
-from hodei.model.resources import format_duration
 
 
 class EscalationForm(Form, frozen=True):
@@ -61,14 +70,12 @@ def _priority(value: int | str) -> int:
 
 def document(found: Escalation) -> dict[str, Any]:
     """The value of the key, without defaults."""
-    out: dict[str, Any] = {}
-    if found.relax:
-        out["relax"] = list(found.relax)
-    if found.relax_after_ms:
-        out["relax_after"] = format_duration(found.relax_after_ms)
-    if found.promote_after_ms:
-        out["promote_after"] = format_duration(found.promote_after_ms)
-    if found.promote_to:
-        name = priority_class_name(found.promote_to)
-        out["promote_to"] = found.promote_to if name.isdecimal() else name
-    return out
+    name = priority_class_name(found.promote_to) if found.promote_to else ""
+    return non_empty(
+        {
+            "relax": list(found.relax),
+            "relax_after": duration_value(found.relax_after_ms),
+            "promote_after": duration_value(found.promote_after_ms),
+            "promote_to": found.promote_to if name.isdecimal() else name,
+        }
+    )

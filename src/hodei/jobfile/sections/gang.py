@@ -21,7 +21,9 @@ from hodei.jobfile.values import (
     command,
     did_you_mean,
     duration,
+    duration_value,
     label_key,
+    non_empty,
     program,
     safe_repr,
     try_parse,
@@ -291,41 +293,30 @@ def render_job_rules(spec: JobSpec) -> dict[str, Any]:
 
 
 def _render_gang(gang: GangRules) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    if gang.topology:
-        out["topology"] = gang.topology if gang.topology_required else {"key": gang.topology, "required": False}
-    if gang.on_failure != "restart":
-        out["on_failure"] = gang.on_failure
-    if gang.assembly_timeout_ms:
-        out["assembly_timeout"] = format_duration(gang.assembly_timeout_ms)
-    if gang.elastic:
-        out["elastic"] = True
-    return out
+    preferred = {"key": gang.topology, "required": False} if gang.topology else ""
+    return non_empty(
+        {
+            "topology": gang.topology if gang.topology_required else preferred,
+            "on_failure": gang.on_failure if gang.on_failure != "restart" else "",
+            "assembly_timeout": duration_value(gang.assembly_timeout_ms),
+            "elastic": gang.elastic,
+        }
+    )
 
 
 def _render_distribution(distribution: Distribution) -> dict[str, Any]:
-    if not distribution.model:
-        return {}
-    out: dict[str, Any] = {"model": distribution.model}
-    if distribution.hub:
-        out["hub"] = distribution.hub
-    if distribution.transfer_costs:
-        out["transfer_costs"] = [
-            {"between": list(cost.between), "cost": cost.cost_milli / 1000} for cost in distribution.transfer_costs
-        ]
-    return out
+    costs = [{"between": list(cost.between), "cost": cost.cost_milli / 1000} for cost in distribution.transfer_costs]
+    return non_empty({"model": distribution.model, "hub": distribution.hub, "transfer_costs": costs})
 
 
 def _render_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    if checkpoint.signal:
-        out["signal"] = checkpoint.signal
-    if checkpoint.command:
-        out["command"] = list(checkpoint.command)
-    if checkpoint.timeout_ms != Checkpoint().timeout_ms:
-        out["timeout"] = format_duration(checkpoint.timeout_ms)
-    if checkpoint.file:
-        out["file"] = checkpoint.file
-    if checkpoint.every_ms:
-        out["every"] = format_duration(checkpoint.every_ms)
-    return out
+    default = checkpoint.timeout_ms == Checkpoint().timeout_ms
+    return non_empty(
+        {
+            "signal": checkpoint.signal,
+            "command": list(checkpoint.command),
+            "timeout": "" if default else format_duration(checkpoint.timeout_ms),
+            "file": checkpoint.file,
+            "every": duration_value(checkpoint.every_ms),
+        }
+    )
