@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 from msgspec import structs
-from unit.runtime.test_backends_at_work import _binder, _start
+from unit.runtime.test_binder_and_watcher import _binder, _start
 
 from builders import NOW_MS, a_job_spec, a_node
 from hodei.model.effects import Forget, Stop
