@@ -420,21 +420,19 @@ class BackendManager:
 
     async def disable(self, name: str) -> BackendStatus:
         """Starts nothing more there; runs continue."""
-        async with self._change_lock:
-            self._get(name)
-            if name not in self.stored.disabled:
-                disabled = {**self.stored.disabled, name: self._service.clock.now_ms()}
-                await self._save(structs.replace(self.stored, disabled=disabled), "disabled", name)
-                self._update_block(name)
-        return self.status(name)
+        return await self._set_disabled(name, True)
 
     async def enable(self, name: str) -> BackendStatus:
+        return await self._set_disabled(name, False)
+
+    async def _set_disabled(self, name: str, disable: bool) -> BackendStatus:
         async with self._change_lock:
             self._get(name)
-            if name in self.stored.disabled:
-                await self._save(
-                    structs.replace(self.stored, disabled=_without(self.stored.disabled, name)), "enabled", name
-                )
+            disabled = self.stored.disabled
+            if disable != (name in disabled):
+                changed = {**disabled, name: self._service.clock.now_ms()} if disable else _without(disabled, name)
+                stored = structs.replace(self.stored, disabled=changed)
+                await self._save(stored, "disabled" if disable else "enabled", name)
                 self._update_block(name)
         return self.status(name)
 

@@ -71,7 +71,7 @@ class RetentionClock:
 
     @property
     def left_ms(self) -> int:
-        """ConfigOrigin much longer the wall clock is doubted."""
+        """How much longer the wall clock is doubted."""
         return max(self._hold_ms - self.time.held_ms, 0) if self.in_doubt else 0
 
     def update(self, wall_ms: int, steady_ms: int) -> int:

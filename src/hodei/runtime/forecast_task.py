@@ -34,7 +34,7 @@ from hodei.runtime.metrics import Metrics
 
 log = logging.getLogger("hodei.forecasts")
 _NOTE = "forecasts"
-# ConfigOrigin many ended jobs are read at start-up to learn run times.
+# How many ended jobs are read at start-up to learn run times.
 _HISTORY = 1000
 # The share of one core that forecasts may use, but at least this long per round.
 _CPU_SHARE = 0.1

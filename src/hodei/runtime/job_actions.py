@@ -129,10 +129,6 @@ class ArrayStatus(Struct, frozen=True):
     place: ArrayElement
     states: dict[str, int]
 
-    @property
-    def ended(self) -> bool:
-        return all(state in JOB_ENDED for state in self.states)
-
 
 async def array_status(service: Service, id: JobId) -> ArrayStatus:
     """`id`: any element of the array."""

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _MAX_FACTS = 2000
 _IDLE_S = 5.0
-# ConfigOrigin often a failing store is tried while there is nothing to write.
+# How often a failing store is tried while there is nothing to write.
 _PROBE_S = 1.0
 # A successful write younger than this proves that the store is writable.
 _RECENT_S = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -52,84 +53,59 @@ _ESCALATION = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        r = self.registry
-        self.latency = Histogram("hodei_scheduling_latency_ms", "Time of one scheduling step", buckets=_MS, registry=r)
-        self.commit = Histogram("hodei_commit_duration_ms", "Time of one group commit", buckets=_MS, registry=r)
-        self.wait = Histogram("hodei_queue_wait_time_ms", "From submission to placement", buckets=_WAIT_MS, registry=r)
-        self.attempts = Counter("hodei_scheduling_attempts", "Gangs tried, by result", ["result"], registry=r)
-        self.failures = Counter("hodei_scheduling_failures", "Refused attempts, by reason code", ["code"], registry=r)
-        self.gangs = Counter("hodei_gangs_scheduled", "Gangs of more than one member placed whole", registry=r)
-        self.retries = Counter("hodei_job_retries", "Jobs put back into the queue, by cause", ["code"], registry=r)
-        self.job_failures = Counter(
-            "hodei_job_failures", "Jobs that failed, tried again or not, by class", ["failure"], registry=r
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.latency = histogram("hodei_scheduling_latency_ms", "Time of one scheduling step", buckets=_MS)
+        self.commit = histogram("hodei_commit_duration_ms", "Time of one group commit", buckets=_MS)
+        self.wait = histogram("hodei_queue_wait_time_ms", "From submission to placement", buckets=_WAIT_MS)
+        self.attempts = counter("hodei_scheduling_attempts", "Gangs tried, by result", ["result"])
+        self.failures = counter("hodei_scheduling_failures", "Refused attempts, by reason code", ["code"])
+        self.gangs = counter("hodei_gangs_scheduled", "Gangs of more than one member placed whole")
+        self.retries = counter("hodei_job_retries", "Jobs put back into the queue, by cause", ["code"])
+        self.job_failures = counter("hodei_job_failures", "Jobs that failed, tried again or not, by class", ["failure"])
+        self.submitted = counter("hodei_jobs_submitted", "Jobs accepted")
+        self.ended = counter("hodei_jobs_ended", "Jobs ended, by state", ["state"])
+        self.preemptions = counter("hodei_preemptions", "Gangs preempted for others")
+        self.starts = counter(
+            "hodei_starts", "Jobs started from queues with start reservations, by kind of start", ["kind"]
         )
-        self.submitted = Counter("hodei_jobs_submitted", "Jobs accepted", registry=r)
-        self.ended = Counter("hodei_jobs_ended", "Jobs ended, by state", ["state"], registry=r)
-        self.preemptions = Counter("hodei_preemptions", "Gangs preempted for others", registry=r)
-        self.starts = Counter(
-            "hodei_starts", "Jobs started from queues with start reservations, by kind of start", ["kind"], registry=r
+        self.broken = counter("hodei_start_reservations_broken", "Start reservations broken by the scheduler itself")
+        self.missed = counter(
+            "hodei_start_reservations_missed", "Start reservations missed for another cause", ["cause"]
         )
-        self.broken = Counter(
-            "hodei_start_reservations_broken", "Start reservations broken by the scheduler itself", registry=r
+        self.forecast_error = histogram(
+            "hodei_forecast_error_seconds", "How far from its P50 a job started", buckets=_ERROR_S
         )
-        self.missed = Counter(
-            "hodei_start_reservations_missed",
-            "Start reservations missed for another cause",
-            ["cause"],
-            registry=r,
+        self.forecast_graded = counter("hodei_forecast_graded", "Forecasts whose job has started")
+        self.forecast_covered = counter("hodei_forecast_covered", "Forecasts whose job started by its P90")
+        self.plugin_errors = counter("hodei_plugin_errors", "Plugin failures that were contained", ["plugin", "point"])
+        self.backend_errors = counter("hodei_backend_errors", "Failed calls to a backend", ["backend"])
+        self.backend_up = gauge("hodei_backend_up", "1 while a backend is healthy and not disabled", ["backend"])
+        self.depending = gauge("hodei_jobs_waiting_for_dependencies", "Jobs that wait for other jobs or data")
+        self.pending = gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"])
+        self.breaker = gauge(
+            "hodei_retry_breaker_open", "1 while a queue is retried less often because the cluster is full", ["profile"]
         )
-        self.forecast_error = Histogram(
-            "hodei_forecast_error_seconds", "ConfigOrigin far from its P50 a job started", buckets=_ERROR_S, registry=r
+        self.escalation = counter(
+            "hodei_escalations", "Escalations of jobs that waited too long: moved, relaxed, promoted", ["kind"]
         )
-        self.forecast_graded = Counter("hodei_forecast_graded", "Forecasts whose job has started", registry=r)
-        self.forecast_covered = Counter("hodei_forecast_covered", "Forecasts whose job started by its P90", registry=r)
-        self.plugin_errors = Counter(
-            "hodei_plugin_errors", "Plugin failures that were contained", ["plugin", "point"], registry=r
+        self.auth_failures = counter(
+            "hodei_auth_failures", "Requests refused for lack of a valid token, by reason", ["reason"]
         )
-        self.backend_errors = Counter("hodei_backend_errors", "Failed calls to a backend", ["backend"], registry=r)
-        self.backend_up = Gauge(
-            "hodei_backend_up", "1 while a backend is healthy and not disabled", ["backend"], registry=r
+        self.sharing = SharingMetrics(self.registry)
+        self.running = gauge("hodei_runs_active", "Runs placed or running")
+        self.nodes = gauge("hodei_nodes", "Nodes, by state", ["state"])
+        self.used = gauge("hodei_node_allocation_ratio", "Share of a node's resource in use", ["node", "resource"])
+        self.node_used = gauge("hodei_node_used", "Measured usage of a node", ["backend", "node", "resource"])
+        self.allocated = gauge("hodei_allocation_ratio", "Share of all capacity in use", ["resource"])
+        self.fragmentation = gauge("hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full")
+        self.pruned = counter("hodei_pruned", "Records pruned because of their age: jobs, loose, audit", ["what"])
+        self.retention_held = gauge(
+            "hodei_retention_held", "1 while retention does not trust the clock and prunes less"
         )
-        self.depending = Gauge(
-            "hodei_jobs_waiting_for_dependencies", "Jobs that wait for other jobs or data", registry=r
-        )
-        self.pending = Gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"], registry=r)
-        self.breaker = Gauge(
-            "hodei_retry_breaker_open",
-            "1 while a queue is retried less often because the cluster is full",
-            ["profile"],
-            registry=r,
-        )
-        self.escalation = Counter(
-            "hodei_escalations",
-            "Escalations of jobs that waited too long: moved, relaxed, promoted",
-            ["kind"],
-            registry=r,
-        )
-        self.auth_failures = Counter(
-            "hodei_auth_failures", "Requests refused for lack of a valid token, by reason", ["reason"], registry=r
-        )
-        self.sharing = SharingMetrics(r)
-        self.running = Gauge("hodei_runs_active", "Runs placed or running", registry=r)
-        self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)
-        self.used = Gauge(
-            "hodei_node_allocation_ratio", "Share of a node's resource in use", ["node", "resource"], registry=r
-        )
-        self.node_used = Gauge(
-            "hodei_node_used", "Measured usage of a node", ["backend", "node", "resource"], registry=r
-        )
-        self.allocated = Gauge("hodei_allocation_ratio", "Share of all capacity in use", ["resource"], registry=r)
-        self.fragmentation = Gauge(
-            "hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full", registry=r
-        )
-        self.pruned = Counter(
-            "hodei_pruned", "Records pruned because of their age: jobs, loose, audit", ["what"], registry=r
-        )
-        self.retention_held = Gauge(
-            "hodei_retention_held", "1 while retention does not trust the clock and prunes less", registry=r
-        )
-        self.damaged = Gauge("hodei_damaged_records", "Records that could not be read and were quarantined", registry=r)
-        self.last_step = Gauge("hodei_last_step_timestamp_seconds", "Time of the last scheduling step", registry=r)
+        self.damaged = gauge("hodei_damaged_records", "Records that could not be read and were quarantined")
+        self.last_step = gauge("hodei_last_step_timestamp_seconds", "Time of the last scheduling step")
 
     def decided(self, step: Step, seconds: float, commit_seconds: float) -> dict[JobId, int]:
         """Counts one step; returns the number of placed members by job."""

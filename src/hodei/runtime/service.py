@@ -68,7 +68,7 @@ from hodei.runtime.watcher import HealthPolicy
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
 _RESTORE_BATCH = 1000
-# ConfigOrigin many ended jobs a learning estimator gets at start-up.
+# How many ended jobs a learning estimator gets at start-up.
 _HISTORY = 5000
 # A plan for more jobs than this runs in a forked child instead of on the loop.
 _MAX_PLANNED_ON_LOOP = 8

@@ -30,7 +30,7 @@ from hodei.server.errors import (
 )
 from hodei.server.guard import Guard, check_depth, read_body
 from hodei.server.openapi import openapi
-from hodei.server.rate_limits import ByteLimit, ConcurrencyLimit, RateLimit, limit_key
+from hodei.server.rate_limits import RateLimit, UsageLimit, limit_key
 from hodei.server.route import (
     ANYONE,
     MIB,
@@ -134,7 +134,7 @@ class Endpoint:
         if route.concurrency == "exempt":
             return self._response(await route.handler(Call(self.shared, who, key, read_params(route, scope), scope)))
         self.shared.rates.spend(key)
-        with self.shared.bodies.hold(key) as take:
+        with self.shared.bodies.hold_growing(key) as take:
             if route.concurrency == "short":
                 with self.shared.requests.hold(key):
                     return self._response(await route.handler(await self._read(who, key, scope, receive, take)))
@@ -205,12 +205,12 @@ def make_app(
         tokens=tokens,
         now_ms=now_ms,
         closing=asyncio.Event(),
-        requests=ConcurrencyLimit("requests", total=limits.requests, each=limits.requests_per_token),
+        requests=UsageLimit("requests", total=limits.requests, each=limits.requests_per_token),
         rates=RateLimit(per_s=limits.rate_per_token, burst=limits.burst_per_token),
-        bodies=ByteLimit("bodies", total=_MAX_BODY_BYTES, each=_MAX_BODY_BYTES // 4),
-        waits=ConcurrencyLimit("waits", total=limits.waits, each=limits.waits_per_token),
-        streams=ConcurrencyLimit("streams", total=limits.streams, each=limits.streams_per_token),
-        what_ifs=ConcurrencyLimit("what-if queries", total=_MAX_WHAT_IFS, each=_MAX_WHAT_IFS // 2),
+        bodies=UsageLimit("bytes of bodies", total=_MAX_BODY_BYTES, each=_MAX_BODY_BYTES // 4),
+        waits=UsageLimit("waits", total=limits.waits, each=limits.waits_per_token),
+        streams=UsageLimit("streams", total=limits.streams, each=limits.streams_per_token),
+        what_ifs=UsageLimit("what-if queries", total=_MAX_WHAT_IFS, each=_MAX_WHAT_IFS // 2),
         failed_logins=FailedLogins(
             lambda kind: service.prometheus.auth_failures.labels(kind).inc(), service.save, now_ms
         ),

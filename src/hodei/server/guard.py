@@ -62,7 +62,7 @@ def deeper_than(raw: bytes, limit: int) -> bool:
 MAX_DEPTH = 64
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * KIB
-# ConfigOrigin much of an unread body is discarded before the response. A client that still sends when the connection closes would
+# How much of an unread body is discarded before the response. A client that still sends when the connection closes would
 # see a reset instead of the response.
 DRAIN_BYTES = 64 * MIB
 DRAIN_S = 1.0

@@ -46,32 +46,32 @@ def limit_key(who: Principal, scope: Scope) -> str:
     return who.name or f"address:{client_address(scope.get('client'))}"
 
 
-class ConcurrencyLimit:
-    """ConfigOrigin many at once, in total and per caller (0: no limit). `what` is a plural noun for the error text."""
+class UsageLimit:
+    """How much may be held at once, in total and per caller (0: no limit). `what` is a plural noun for the error text."""
 
     def __init__(self, what: str, *, total: int, each: int = 0) -> None:
         self.what, self.total, self.each = what, total, each
         self.held: Counter[str] = Counter()
         self.count = 0
 
-    def acquire(self, who: str) -> Callable[[], None]:
-        """Returns the function that releases it; further calls of that do nothing. TooManyRequests or ServerBusy at the limit."""
-        if self.each and self.held[who] >= self.each:
+    def acquire(self, who: str, amount: int = 1) -> Callable[[], None]:
+        """Returns the function that releases it; calling that again does nothing. TooManyRequests or ServerBusy at the limit."""
+        if self.each and self.held[who] + amount > self.each:
             raise TooManyRequests(
-                f"{who} already has {self.each} open {self.what}", hint=f"close some {self.what} first"
+                f"{who} is at its limit of {self.each} {self.what} at once", hint="wait until some of them are done"
             )
-        if self.count >= self.total:
-            raise ServerBusy(f"the server has {self.total} open {self.what}, its limit", hint="try again in a moment")
-        self.held[who] += 1
-        self.count += 1
+        if self.count + amount > self.total:
+            raise ServerBusy(f"the server is at its limit of {self.total} {self.what}", hint="try again in a moment")
+        self.held[who] += amount
+        self.count += amount
         acquired = True
 
         def release() -> None:
             nonlocal acquired
             if acquired:
                 acquired = False
-                self.count -= 1
-                self.held[who] -= 1
+                self.count -= amount
+                self.held[who] -= amount
                 if not self.held[who]:
                     del self.held[who]
 
@@ -84,6 +84,16 @@ class ConcurrencyLimit:
             yield
         finally:
             release()
+
+    @contextmanager
+    def hold_growing(self, who: str) -> Iterator[Callable[[int], None]]:
+        """Yields a function that acquires more; all of it is released at the end."""
+        releases: list[Callable[[], None]] = []
+        try:
+            yield lambda amount: releases.append(self.acquire(who, amount))
+        finally:
+            for release in releases:
+                release()
 
 
 class RateLimit:
@@ -109,39 +119,3 @@ class RateLimit:
         if who not in self._full_at and len(self._full_at) >= _MAX_BUCKETS:
             self._full_at = {name: at for name, at in self._full_at.items() if at > now}
         self._full_at[who] = full_at
-
-
-class ByteLimit:
-    """ConfigOrigin many bytes are held for requests at once, in total and per caller (0: no limit)."""
-
-    def __init__(self, what: str, *, total: int, each: int = 0) -> None:
-        self.what, self.total, self.each = what, total, each
-        self.held: Counter[str] = Counter()
-        self.count = 0
-
-    @contextmanager
-    def hold(self, who: str) -> Iterator[Callable[[int], None]]:
-        """Yields a function that adds bytes (TooManyRequests or ServerBusy at the limit); all are released at the end."""
-        mine = 0
-
-        def take(size: int) -> None:
-            nonlocal mine
-            if self.each and self.held[who] + size > self.each:
-                raise TooManyRequests(
-                    f"{who} exceeds its limit of {self.each} bytes of {self.what}", hint="send them one after another"
-                )
-            if self.count + size > self.total:
-                raise ServerBusy(
-                    f"the server is at its limit of {self.total} bytes of {self.what}", hint="try again in a moment"
-                )
-            mine += size
-            self.held[who] += size
-            self.count += size
-
-        try:
-            yield take
-        finally:
-            self.count -= mine
-            self.held[who] -= mine
-            if not self.held[who]:
-                del self.held[who]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hodei.runtime.service import Service
     from hodei.server.audit import FailedLogins
     from hodei.server.auth import Authenticator
-    from hodei.server.rate_limits import ByteLimit, ConcurrencyLimit, RateLimit
+    from hodei.server.rate_limits import RateLimit, UsageLimit
 
 Role = Literal["viewer", "user", "admin"]
 RANK: dict[str, int] = {"viewer": 1, "user": 2, "admin": 3}
@@ -61,7 +61,7 @@ class Principal(Struct, frozen=True):
     token: bytes = b""
 
     def may_see_env_of(self, owner: str) -> EnvVisibility:
-        """ConfigOrigin much of the environment of this owner's jobs is shown by default."""
+        """How much of the environment of this owner's jobs is shown by default."""
         return "plain" if self.role == "admin" or (self.name and self.name == owner) else "names"
 
 
@@ -94,12 +94,12 @@ class Shared:
     tokens: Authenticator
     now_ms: Callable[[], int]
     closing: asyncio.Event
-    requests: ConcurrencyLimit
+    requests: UsageLimit
     rates: RateLimit
-    bodies: ByteLimit
-    waits: ConcurrencyLimit
-    streams: ConcurrencyLimit
-    what_ifs: ConcurrencyLimit
+    bodies: UsageLimit
+    waits: UsageLimit
+    streams: UsageLimit
+    what_ifs: UsageLimit
     failed_logins: FailedLogins
     heartbeat_s: float
     send_timeout_s: float

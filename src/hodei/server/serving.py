@@ -214,15 +214,13 @@ def make_server(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    uds: str | None = None,
     certificate: str = "",
     key: str = "",
     insecure: bool = False,
     limits: Limits | None = None,
 ) -> Server:
     """A server, ready for `await server.serve(sockets=[...])`. InvalidInput if it would listen beyond loopback without TLS."""
-    if uds is None:
-        require_tls(host, tls=bool(certificate), insecure=insecure)
+    require_tls(host, tls=bool(certificate), insecure=insecure)
     limits = limits or Limits()
     connections = OpenConnections(limits.connections, limits.connections_each)
     tls = {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
@@ -230,7 +228,6 @@ def make_server(
         app,
         host=host,
         port=port,
-        uds=uds,
         http=type("LimitedConnection", (Connection,), {"limits": limits, "open_connections": connections}),
         loop="auto",
         ws="none",

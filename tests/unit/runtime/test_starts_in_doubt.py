@@ -7,7 +7,6 @@ import asyncio
 
 import pytest
 from msgspec import structs
-from unit.runtime.test_binder_and_watcher import _binder, _start
 
 from builders import NOW_MS, a_job_spec, a_node
 from hodei.model.effects import Forget, Stop
@@ -20,6 +19,7 @@ from hodei.runtime.binder import start_gangs
 from hodei.store.memory import MemoryStore
 from unit.runtime.harness import FakeBackend, FakeClock, a_service, alive, until
 from unit.runtime.test_backend_manager import BY_HAND, Patient
+from unit.runtime.test_binder_and_watcher import _binder, _start
 
 
 @pytest.fixture(autouse=True)

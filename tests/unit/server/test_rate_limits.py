@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 
 from hodei.server.errors import RateLimited, ServerBusy, TooManyRequests
-from hodei.server.rate_limits import ByteLimit, ConcurrencyLimit, RateLimit, client_address, limit_key
+from hodei.server.rate_limits import RateLimit, UsageLimit, client_address, limit_key
 from hodei.server.route import ANYONE, Principal
 from hodei.server.serving import OpenConnections
 
 
-def test_places_are_bounded_for_each_and_for_all():
-    slots = ConcurrencyLimit("streams", total=3, each=2)
-    release = slots.acquire("ann")
-    slots.acquire("ann")
+def test_usage_is_limited_per_caller_and_in_total():
+    limit = UsageLimit("streams", total=3, each=2)
+    release = limit.acquire("ann")
+    limit.acquire("ann")
     with pytest.raises(TooManyRequests):
-        slots.acquire("ann")
-    slots.acquire("bob")
+        limit.acquire("ann")
+    limit.acquire("bob")
     with pytest.raises(ServerBusy):
-        slots.acquire("cid")
+        limit.acquire("cid")
     release()
     release()
-    slots.acquire("cid")
-    assert slots.count == 3
+    limit.acquire("cid")
+    assert limit.count == 3
     with pytest.raises(ServerBusy):
-        ConcurrencyLimit("requests", total=0).acquire("ann")
+        UsageLimit("requests", total=0).acquire("ann")
 
 
 def test_each_caller_has_a_bucket_that_fills_again():
@@ -47,7 +47,7 @@ def test_each_caller_has_a_bucket_that_fills_again():
         rates.spend("ann")
 
 
-def test_buckets_of_callers_who_are_gone_are_forgotten():
+def test_full_buckets_are_removed():
     now = 100.0
     rates = RateLimit(per_s=10, burst=5, monotonic=lambda: now)
     for number in range(10_000):
@@ -63,8 +63,8 @@ def test_no_rate_is_no_limit():
 
 
 def test_bytes_are_bounded_for_each_and_for_all():
-    room = ByteLimit("bodies", total=100, each=60)
-    with room.hold("ann") as take, room.hold("ann") as also, room.hold("bob") as other:
+    limit = UsageLimit("bodies", total=100, each=60)
+    with limit.hold_growing("ann") as take, limit.hold_growing("ann") as also, limit.hold_growing("bob") as other:
         take(50)
         with pytest.raises(TooManyRequests):
             also(20)
@@ -72,9 +72,9 @@ def test_bytes_are_bounded_for_each_and_for_all():
         with pytest.raises(ServerBusy):
             other(50)
         other(40)
-        assert room.count == 100
-    assert room.count == 0
-    assert not room.held
+        assert limit.count == 100
+    assert limit.count == 0
+    assert not limit.held
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 from msgspec import structs
@@ -29,6 +29,7 @@ from hodei.model.affinity import parse_selector
 from hodei.model.array import element_count
 from hodei.model.cron import Periodic
 from hodei.model.errors import InvalidInput, NotFound
+from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, JobState, Run
 from hodei.ports import JobQuery
 from hodei.runtime import job_actions
@@ -46,6 +47,9 @@ from hodei.server.route import (
     Route,
     read_since_ms,
 )
+
+if TYPE_CHECKING:
+    from hodei.runtime.service import Service
 
 T = TypeVar("T")
 BULK_LIMIT = MAX_BODY_BYTES
@@ -166,18 +170,6 @@ def _cancel_reason(call: Call) -> str:
     return request.reason or f"cancelled by {call.who.name}"
 
 
-async def hold_job(call: Call) -> JobView:
-    return job_view(await call.service.hold(call.args["id"]))
-
-
-async def release_job(call: Call) -> JobView:
-    return job_view(await call.service.release(call.args["id"]))
-
-
-async def requeue_job(call: Call) -> JobView:
-    return job_view(await call.service.requeue(call.args["id"]))
-
-
 async def wait_job(call: Call) -> JobView:
     id, timeout_ms = call.args["id"], call.args["timeout_s"] * 1000
     return job_view(await _long_poll(call, lambda: call.service.wait(id, timeout_ms)))
@@ -244,6 +236,14 @@ def _action(
     return Route("POST", f"{API}/{path}", WRITE, summary, handler, request=request, response=response, params=(param,))
 
 
+def _job_action(verb: str, summary: str, act: Callable[[Service, JobId], Awaitable[Job]]) -> Route:
+    async def handler(call: Call) -> JobView:
+        return job_view(await act(call.service, call.args["id"]))
+
+    handler.__name__ = f"{verb}_job"
+    return _action(f"jobs/{{id}}/{verb}", summary, handler)
+
+
 ROUTES = (
     Route(
         "POST", f"{API}/jobs", WRITE, "Submit one job or many; durable when the reply arrives", submit,
@@ -283,22 +283,10 @@ ROUTES = (
     Route("GET", f"{API}/jobs/{{id}}/logs/times", READ, "When a run wrote its output, where the backend knows it",
           log_times, response=LogTimes, params=_LOG_PARAMS),
     _action("jobs/{id}/cancel", "Cancel the job", cancel_job, CancelRequest),
-    _action("jobs/{id}/hold", "Keep the job from being placed", hold_job),
-    _action("jobs/{id}/release", "Let a held job be placed again", release_job),
-    _action("jobs/{id}/requeue", "Start the job again from the beginning", requeue_job),
+    _job_action("hold", "Keep the job from being placed", lambda service, id: service.hold(id)),
+    _job_action("release", "Let a held job be placed again", lambda service, id: service.release(id)),
+    _job_action("requeue", "Start the job again from the beginning", lambda service, id: service.requeue(id)),
 )  # fmt: skip
-
-
-async def suspend_job(call: Call) -> JobView:
-    return job_view(await job_actions.suspend(call.service, call.args["id"]))
-
-
-async def resume_job(call: Call) -> JobView:
-    return job_view(await job_actions.resume(call.service, call.args["id"]))
-
-
-async def checkpoint_job(call: Call) -> JobView:
-    return job_view(await job_actions.checkpoint(call.service, call.args["id"]))
 
 
 async def migrate_job(call: Call) -> JobView:
@@ -307,9 +295,9 @@ async def migrate_job(call: Call) -> JobView:
 
 
 ACTION_ROUTES = (
-    _action("jobs/{id}/suspend", "Take a checkpoint and give up the nodes until the job is resumed", suspend_job),
-    _action("jobs/{id}/resume", "Continue a suspended job", resume_job),
-    _action("jobs/{id}/checkpoint", "Take a checkpoint of a running job, which continues", checkpoint_job),
+    _job_action("suspend", "Take a checkpoint and give up the nodes until the job is resumed", job_actions.suspend),
+    _job_action("resume", "Continue a suspended job", job_actions.resume),
+    _job_action("checkpoint", "Take a checkpoint of a running job, which continues", job_actions.checkpoint),
     _action("jobs/{id}/migrate", "Move a running job to other nodes", migrate_job, MigrateRequest),
 )
 
