@@ -65,7 +65,7 @@ class Simulation:
         self._workload, self._controller, self._policy = workload, controller, policy
         self._nodes = list(nodes or workload.nodes)
         if not self._nodes:
-            raise InvalidInput(f"{workload.name} does not say what it ran on", hint="give --procs or --cluster")
+            raise InvalidInput(f"{workload.name} defines no machine", hint="give --procs or --cluster")
         self._until_ms, self._on_progress = until_ms, on_progress
         self._ends: list[tuple[int, int, RunId]] = []
         self._expected_ends: list[tuple[int, int, RunId]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from hodei.model.accounting import AccountPath, UsageRow
 from hodei.model.audit import AuditEntry
@@ -32,37 +32,21 @@ from hodei.model.job import Job, Run
 from hodei.model.node import NodeOverrides
 
 
-class Batch:
+class Batch(Struct):
     """`new_*` must not be stored yet; the others must be stored already."""
 
-    __slots__ = (
-        "audits",
-        "events",
-        "jobs",
-        "keys",
-        "new_jobs",
-        "new_runs",
-        "notes",
-        "overrides",
-        "periodics",
-        "reservations",
-        "runs",
-        "usage",
-    )
-
-    def __init__(self) -> None:
-        self.new_jobs: dict[JobId, Job] = {}
-        self.jobs: dict[JobId, Job] = {}
-        self.new_runs: dict[RunId, Run] = {}
-        self.runs: dict[RunId, Run] = {}
-        self.overrides: dict[NodeName, NodeOverrides] = {}
-        self.reservations: dict[str, SaveReservation] = {}
-        self.keys: dict[str, SaveKey] = {}
-        self.notes: dict[str, str] = {}
-        self.events: dict[int, Event] = {}
-        self.periodics: dict[str, SavePeriodic] = {}
-        self.audits: list[AuditEntry] = []
-        self.usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
+    new_jobs: dict[JobId, Job] = {}
+    jobs: dict[JobId, Job] = {}
+    new_runs: dict[RunId, Run] = {}
+    runs: dict[RunId, Run] = {}
+    overrides: dict[NodeName, NodeOverrides] = {}
+    reservations: dict[str, SaveReservation] = {}
+    keys: dict[str, SaveKey] = {}
+    notes: dict[str, str] = {}
+    events: dict[int, Event] = {}
+    periodics: dict[str, SavePeriodic] = {}
+    audits: list[AuditEntry] = []
+    usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
 
     @property
     def last_job(self) -> JobId:

@@ -128,23 +128,8 @@ class Bench(RunRecorder):
 
 # Arguments that a shell would interpret.
 HOSTILE = (
-    "a b",
-    "$(id)",
-    "`id`",
-    "; id #",
-    "'",
-    '"',
-    "\\",
-    "*",
-    "-n",
-    "${HOME}",
-    "a\nb",
-    "%s",
-    "é",
-    "&& id",
-    "|id",
-    "!!",
-)
+    "a b", "$(id)", "`id`", "; id #", "'", '"', "\\", "*", "-n", "${HOME}", "a\nb", "%s", "é", "&& id", "|id", "!!",
+)  # fmt: skip
 
 
 def sh(script: str) -> tuple[str, ...]:

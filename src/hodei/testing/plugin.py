@@ -173,10 +173,10 @@ class PluginConformance:
             assert _by_row(some_refused, len(rows)) == [_by_row(refused, 6)[row] for row in rows]
             assert some_scored == (None if scored is None else [scored[row] for row in rows])
 
-    def test_if_it_is_plain_one_node_gets_the_same_result(self) -> None:
+    def test_if_it_is_scalar_one_node_gets_the_same_result(self) -> None:
         plugin, table = self.make_plugin(), _table()
-        if not getattr(plugin, "plain", False):
-            pytest.skip("it is not plain")
+        if not getattr(plugin, "scalar", False):
+            pytest.skip("it is not scalar")
         for member, row in product(MEMBERS, range(6)):
             refused, scored = _results(plugin, member, table)
             one = OneNode(table, row)

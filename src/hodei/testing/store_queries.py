@@ -1,4 +1,4 @@
-"""What every store promises to readers: pages, filters, events, retention."""
+"""The contract of every store: pages, filters, events and retention."""
 
 from __future__ import annotations
 

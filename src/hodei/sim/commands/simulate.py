@@ -79,7 +79,7 @@ def prepare(request: SimulationRequest) -> PreparedSimulation:
         nodes = read_cluster(request.cluster)
         workload = _open_for_cluster(nodes, request, estimates)
     if not nodes:
-        raise InvalidInput(f"{workload.name} does not say what it ran on", hint="give --procs or --cluster")
+        raise InvalidInput(f"{workload.name} defines no machine", hint="give --procs or --cluster")
     return PreparedSimulation(request, _with_default_profile(workload), nodes, config)
 
 
