@@ -31,7 +31,7 @@ def proxy(plane: Plane) -> Iterator[Proxy]:
     made.close()
 
 
-def test_what_happens_while_nothing_gets_through_is_made_up_for(
+def test_changes_during_an_outage_are_caught_up(
     cluster: Cluster, plane: Plane, proxy: Proxy, hodei_kube: PodSchedulers
 ):
     cluster.make_nodes(1, cpu="4")
@@ -120,7 +120,7 @@ def test_a_token_that_is_replaced_is_read_again(
 # ------------------------------------------------------------------------------------------- rights
 
 
-def test_without_rights_it_says_so_and_waits_for_them(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_missing_rights_are_logged_and_waited_for(cluster: Cluster, hodei_kube: PodSchedulers):
     mine = hodei_kube("powerless", user="nobody", ready=False)
 
     def said_so() -> bool:
@@ -134,7 +134,7 @@ def test_without_rights_it_says_so_and_waits_for_them(cluster: Cluster, hodei_ku
     assert mine.get("/livez") == "ok"
 
 
-def test_a_right_that_is_missing_is_told_on_the_pod(cluster: Cluster, hodei: PodScheduler):
+def test_a_missing_right_is_reported_on_the_pod(cluster: Cluster, hodei: PodScheduler):
     cluster.make_nodes(1)
     role: dict[str, Any] = cluster.get(ROLE)
     rules = role["rules"]
@@ -159,7 +159,7 @@ def gate(cluster: Cluster, plane: Plane) -> Iterator[BindingGate]:
     made.close()
 
 
-def test_a_pod_that_somebody_else_binds_first_counts_where_it_is(
+def test_a_pod_bound_first_by_another_scheduler_counts_on_its_node(
     cluster: Cluster, gate: BindingGate, hodei: PodScheduler
 ):
     cluster.make_nodes(1, cpu="4", prefix="ours")
@@ -188,7 +188,7 @@ def test_a_pod_that_is_deleted_while_it_is_bound_leaves_nothing_behind(
     cluster.until_event("one", "Scheduled")
 
 
-def test_a_node_that_goes_while_a_pod_is_bound_to_it_leaves_nothing_behind(
+def test_a_node_deleted_during_a_binding_leaves_nothing_behind(
     cluster: Cluster, gate: BindingGate, hodei: PodScheduler
 ):
     """The API binds to what is not there. The pod is where the API says; when the node comes back, it counts on it."""
@@ -205,7 +205,7 @@ def test_a_node_that_goes_while_a_pod_is_bound_to_it_leaves_nothing_behind(
     cluster.until_bound("two")
 
 
-def test_killed_between_two_bindings_of_a_gang_its_next_life_makes_it_whole(
+def test_a_gang_half_bound_by_a_killed_scheduler_is_completed_after_the_restart(
     cluster: Cluster, gate: BindingGate, hodei_kube: PodSchedulers
 ):
     """All bindings are under way when it dies; some are made by the API all the same."""

@@ -175,7 +175,7 @@ def test_many_starts_in_one_call_all_end(tell):
     tell(story)
 
 
-def test_a_pod_carries_what_the_job_asked_for(tell):
+def test_a_pod_has_the_resources_of_its_job(tell):
     hostile = ("a b", "$(id)", "`id`", "${HOME}", "a\nb", "%s", "é", "$$")
 
     async def story(bench: Bench) -> None:
@@ -208,7 +208,7 @@ def test_its_time_is_counted_from_where_its_command_began(tell):
     tell(story)
 
 
-def test_a_pod_that_the_cluster_refuses_for_ever_is_refused_and_holds_up_nobody_else(tell):
+def test_a_pod_that_the_cluster_always_refuses_fails_and_delays_no_other(tell):
     async def story(bench: Bench) -> None:
         too_much = {"cpu": 1, "memory": 1}  # less than it asks for: 422
         answer = await bench.backend.start(
@@ -221,7 +221,7 @@ def test_a_pod_that_the_cluster_refuses_for_ever_is_refused_and_holds_up_nobody_
     tell(story)
 
 
-def test_a_full_quota_may_have_room_later(tell, cluster):
+def test_a_full_quota_is_retried_later(tell, cluster):
     cluster.apply([{
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}},
     }])  # fmt: skip
@@ -293,7 +293,7 @@ def test_stopping_and_forgetting_unknown_and_ended_runs_is_no_error(tell):
     tell(story)
 
 
-def test_an_end_stays_known_until_it_is_forgotten_and_then_the_pod_goes(tell):
+def test_an_ended_pod_is_kept_until_it_is_forgotten(tell):
     async def story(bench: Bench) -> None:
         await bench.run(bench.order(1, runs_for="1ms"), bench.order(2, runs_for="1ms"))
         for _ in range(2):
@@ -307,7 +307,7 @@ def test_an_end_stays_known_until_it_is_forgotten_and_then_the_pod_goes(tell):
     tell(story)
 
 
-def test_the_finalizers_of_others_are_left_alone(tell, cluster):
+def test_finalizers_of_others_are_kept(tell, cluster):
     async def story(bench: Bench) -> None:
         await bench.run(bench.order(1, runs_for="1ms"))
         path = f"{cluster.pods_path}/{pod_name(bench.installation, '1.0.1')}"
@@ -323,7 +323,7 @@ def test_the_finalizers_of_others_are_left_alone(tell, cluster):
 # ------------------------------------------------------------------------------------------- others' doings
 
 
-def test_a_pod_deleted_by_somebody_else_is_lost_and_its_exit_code_is_not(tell, cluster):
+def test_a_pod_deleted_by_others_is_lost_with_its_exit_code(tell, cluster):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1)])
         await bench.running("1.0.1")
@@ -335,7 +335,7 @@ def test_a_pod_deleted_by_somebody_else_is_lost_and_its_exit_code_is_not(tell, c
     tell(story)
 
 
-def test_a_pod_deleted_by_somebody_else_while_we_are_away_waits_for_us_with_its_exit_code(tell, cluster):
+def test_a_pod_deleted_by_others_while_the_server_is_down_keeps_its_exit_code(tell, cluster):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1)])
         await bench.running("1.0.1")
@@ -428,7 +428,7 @@ def test_a_run_that_ends_while_we_are_away_is_found_with_its_exit_code(tell, clu
     tell(story)
 
 
-def test_a_stop_is_remembered_by_whoever_comes_next(tell):
+def test_a_stop_is_known_after_a_restart(tell):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1, stops_after="1s")])
         await bench.running("1.0.1")
@@ -441,7 +441,7 @@ def test_a_stop_is_remembered_by_whoever_comes_next(tell):
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.002, 0.01, 0.05], ids=lambda late_s: f"after {late_s * 1000:g} ms")
-def test_a_start_whose_answer_was_not_heard_is_adopted_and_not_repeated(tell, late_s):
+def test_a_start_with_a_lost_response_is_adopted_and_not_repeated(tell, late_s):
     async def story(bench: Bench) -> None:
         order = bench.order(1, runs_for="1ms")
         lost = asyncio.create_task(bench.backend.start([order]))
@@ -484,7 +484,7 @@ def test_an_api_that_is_away_is_an_outage_and_nothing_is_forgotten_by_it(tell, p
     tell(story)
 
 
-def test_a_backend_that_was_never_opened_is_not_well_and_says_so(cluster, tmp_path):
+def test_a_backend_that_was_never_opened_is_unhealthy(cluster, tmp_path):
     async def story() -> None:
         other = Bench(cluster, tmp_path).backend
         assert not (await other.health()).ok
@@ -559,7 +559,7 @@ def test_nodes_offer_what_the_pods_of_others_leave(tell, cluster):
     tell(story)
 
 
-def test_a_node_says_what_it_is_and_what_is_wrong_with_it(tell, cluster):
+def test_a_node_has_its_properties_and_problems(tell, cluster):
     name = cluster.make_node(
         f"{cluster.namespace}-gpu", "8", "32Gi", more={"nvidia.com/gpu": "2", "example.com/fpga": "3"}, zone="z1",
         labels={"pool": "gpu"}, taints=["gpu=yes:NoSchedule"],
@@ -611,7 +611,7 @@ def test_only_nodes_with_the_wanted_labels_are_offered(tell, cluster):
 # ------------------------------------------------------------------------------------------- logs
 
 
-def test_logs_come_through_the_api_while_it_runs_and_from_our_file_after_it_is_gone(tell, cluster, plane: Plane):
+def test_logs_come_from_the_api_while_running_and_from_the_file_afterwards(tell, cluster, plane: Plane):
     kubelet = LogKubelet(plane)
     kubelet.serve(cluster, f"{cluster.namespace}-0")
 

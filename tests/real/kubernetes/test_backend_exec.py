@@ -86,7 +86,7 @@ async def heard(bench: Bench, true: Callable[[Any], object]) -> Any:
 # ------------------------------------------------------------------------------------------- commands
 
 
-def test_a_command_runs_in_the_container_and_its_words_output_and_exit_code_come_through(tell, kubelet):
+def test_a_command_runs_in_the_container_with_arguments_output_and_exit_code(tell, kubelet):
     hostile = ["a b", "$(id)", "`id`", "${HOME}", "a\nb", "%s&x=1", "é", "+", ""]
 
     async def story(bench: Bench) -> None:
@@ -151,7 +151,7 @@ def test_the_shipped_rights_suffice_for_commands_and_a_missing_one_is_named(tell
 # ------------------------------------------------------------------------------------------- saved work
 
 
-def test_work_is_saved_by_a_command_on_request_and_a_failure_is_told(tell, kubelet, tmp_path):
+def test_a_checkpoint_is_taken_by_a_command_and_a_failure_is_reported(tell, kubelet, tmp_path):
     async def story(bench: Bench) -> None:
         saved = tmp_path / "work"
         name = await running(bench, checkpoint=Checkpoint(command=("touch", str(saved))))
@@ -218,7 +218,7 @@ def test_a_stop_waits_until_work_is_saved(tell, kubelet, tmp_path):
     tell(story)
 
 
-def test_a_stop_goes_on_when_work_cannot_be_saved_and_says_so(tell, kubelet):
+def test_a_stop_continues_after_a_failed_checkpoint_and_reports_it(tell, kubelet):
     async def story(bench: Bench) -> None:
         hook = Checkpoint(command=("sh", "-c", "exit 3"))
         await running(bench, checkpoint=hook)
@@ -246,7 +246,7 @@ def test_a_second_stop_without_a_hook_does_not_wait_for_the_first(tell, kubelet)
     tell(story)
 
 
-def test_a_stop_that_a_server_did_not_live_to_carry_out_is_begun_anew_by_the_next(tell, kubelet, tmp_path):
+def test_a_stop_interrupted_by_a_crash_is_repeated_after_the_restart(tell, kubelet, tmp_path):
     async def story(bench: Bench) -> None:
         hook = Checkpoint(
             command=("sh", "-c", f"echo x >>{tmp_path}/saves; [ $(wc -l <{tmp_path}/saves) = 2 ] || sleep 15")
@@ -299,7 +299,7 @@ def test_a_run_whose_probe_fails_too_often_is_stopped_as_unhealthy(tell, kubelet
     tell(story)
 
 
-def test_a_run_that_is_well_again_before_its_time_goes_on(tell, kubelet, cluster):
+def test_a_run_that_recovers_in_time_continues(tell, kubelet, cluster):
     check = HealthCheck(http="http://localhost:8080/live?x=1", every_ms=60_000, timeout_ms=1000, failures=3)
 
     async def story(bench: Bench) -> None:
@@ -315,7 +315,7 @@ def test_a_run_that_is_well_again_before_its_time_goes_on(tell, kubelet, cluster
     tell(story)
 
 
-def test_a_heartbeat_file_that_stands_still_is_the_end(tell, kubelet, tmp_path):
+def test_a_stale_heartbeat_file_stops_the_run(tell, kubelet, tmp_path):
     file = tmp_path / "beat"
     check = HealthCheck(file=str(file), every_ms=300, timeout_ms=5000, failures=2)
 
@@ -342,7 +342,7 @@ def test_a_heartbeat_file_that_stands_still_is_the_end(tell, kubelet, tmp_path):
 # ------------------------------------------------------------------------------------------- measured use
 
 
-def test_a_cluster_that_does_not_measure_says_so(tell):
+def test_a_cluster_without_metrics_is_reported(tell):
     async def story(bench: Bench) -> None:
         with pytest.raises(Unsupported, match="does not measure") as refusal:
             await bench.backend.usage()

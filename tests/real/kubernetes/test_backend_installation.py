@@ -73,7 +73,7 @@ def test_a_job_file_runs_as_a_pod_to_its_end(server: Installation, cluster: Clus
     assert "kubernetes" in shown
 
 
-def test_a_pod_goes_on_while_the_server_is_dead_and_its_end_is_found(server: Installation, cluster: Cluster):
+def test_a_pod_continues_while_the_server_is_down_and_its_end_is_found(server: Installation, cluster: Cluster):
     job = submit(server, runs_for="3s", code=7)
     server.until_state(job, "running")
     pod = the_pod(cluster, job)
@@ -93,7 +93,7 @@ def test_a_cancelled_job_takes_its_pod_with_it(server: Installation, cluster: Cl
     until(lambda: not cluster.pods(), "its pod is gone")
 
 
-def test_a_job_waits_while_the_pods_of_others_take_the_room_and_is_told_why(server: Installation, cluster: Cluster):
+def test_a_job_waits_while_other_pods_hold_the_capacity_with_a_reason(server: Installation, cluster: Cluster):
     cluster.make_pod("other", "3950m", "1Gi", nodeName=f"{cluster.namespace}-0")
     until(lambda: _free(server) < 100, "the room that the other pod takes is known")
     job = submit(server)
@@ -110,7 +110,7 @@ def _free(server: Installation) -> int:
     return int(cpu.removesuffix("m")) if cpu.endswith("m") else int(cpu) * 1000
 
 
-def test_a_cluster_that_does_not_measure_says_what_to_do_instead(server: Installation):
+def test_a_cluster_without_metrics_has_a_hint(server: Installation):
     answer = server.request("GET", "/api/v1/backends/prod/usage")
     assert (answer.status, answer.json["code"]) == (501, "BACKEND_CANNOT")
     assert "metrics-server" in answer.json["hint"]

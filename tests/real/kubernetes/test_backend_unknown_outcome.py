@@ -257,7 +257,7 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
     print(f"killed, create {how}: {len(counts)} rounds, {sum(counts)} pods")
 
 
-def test_a_job_that_is_cancelled_while_nobody_knows_whether_its_pod_is_there_leaves_none(
+def test_a_job_cancelled_with_an_unknown_start_leaves_no_pod(
     server: Installation, cluster: Cluster, pods: Pods, gate: Gate
 ):
     plane = cluster.plane

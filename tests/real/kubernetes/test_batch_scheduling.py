@@ -60,7 +60,7 @@ def _ask(plane: Plane, *words: object) -> str:
 # ------------------------------------------------------------------------------------------------- backfill
 
 
-def test_a_short_pod_goes_ahead_of_a_promised_one_and_a_long_one_does_not(
+def test_a_short_pod_is_backfilled_before_a_start_reservation_and_a_long_one_is_not(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, config: Told
 ):
     cluster.make_nodes(1, cpu="4")
@@ -92,7 +92,7 @@ def test_a_short_pod_goes_ahead_of_a_promised_one_and_a_long_one_does_not(
     assert cluster.bound_to("long") == ""
 
 
-def test_how_long_pods_ran_tells_how_long_their_like_will(cluster: Cluster, hodei_kube: PodSchedulers, config: Told):
+def test_run_times_are_learned_for_similar_pods(cluster: Cluster, hodei_kube: PodSchedulers, config: Told):
     cluster.make_nodes(1, cpu="4")
     learned = config(BATCH + '[scheduling.estimates]\nsource = "learned"\n')
     first = hodei_kube(extra=[learned])
@@ -125,7 +125,7 @@ def test_how_long_pods_ran_tells_how_long_their_like_will(cluster: Cluster, hode
 # ----------------------------------------------------------------------------------------------- fair share
 
 
-def test_who_has_had_less_goes_first_also_after_a_restart_and_a_handover(
+def test_fair_share_survives_a_restart_and_a_change_of_leader(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, config: Told
 ):
     cluster.make_nodes(1, cpu="4")
@@ -175,7 +175,7 @@ def test_who_has_had_less_goes_first_also_after_a_restart_and_a_handover(
 # -------------------------------------------------------------------------------------------- reservations
 
 
-def test_reserved_room_is_for_its_namespace_alone(
+def test_reserved_capacity_is_for_its_namespace_only(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, config: Told
 ):
     cluster.make_node("kept", cpu="4", labels={"pool": "kept"})
@@ -212,7 +212,7 @@ cpu = 3
 # ----------------------------------------------------------------------------------------------- forecasts
 
 
-def test_a_pod_that_waits_is_told_when_it_will_start(cluster: Cluster, hodei_kube: PodSchedulers, config: Told):
+def test_a_pending_pod_is_annotated_with_its_expected_start(cluster: Cluster, hodei_kube: PodSchedulers, config: Told):
     cluster.allow_hodei(FORECAST_ROLE)
     cluster.make_nodes(1, cpu="4")
     hodei_kube(extra=[config(BATCH), "--forecast-annotation"])

@@ -144,7 +144,7 @@ def test_the_manifests_are_taken_as_they_are(bare: Bare) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_taken_as_it_is_and_warned_about_by_nobody(bare: Bare, path: Path) -> None:
+def test_an_example_is_accepted_without_warnings(bare: Bare, path: Path) -> None:
     """In a namespace that enforces "restricted" and warns of it: pods made from templates are only judged by warnings."""
     bare.api.apply([{
         "apiVersion": "v1", "kind": "Namespace",
@@ -241,7 +241,7 @@ def test_cleanup_of_the_wrong_namespace_touches_nothing(bare: Bare, installed: s
     assert bare.api.get(f"/apis/apps/v1/namespaces/{installed}/deployments/hodei")["status"]["readyReplicas"] == 2
 
 
-def test_setup_says_what_to_look_at_when_hodei_does_not_start(bare: Bare) -> None:
+def test_setup_has_a_hint_when_hodei_does_not_start(bare: Bare) -> None:
     for name in NODES:
         bare.kubectl("cordon", name)
     try:
@@ -302,7 +302,7 @@ def test_the_lease_is_the_only_one_and_in_its_own_namespace(bare: Bare, installe
         assert not can(bare, installed, verb, leases, name="hodei", namespace="kube-system")
 
 
-def test_of_configmaps_it_has_the_one_that_it_remembers_by(bare: Bare, installed: str) -> None:
+def test_the_role_allows_only_the_usage_configmap(bare: Bare, installed: str) -> None:
     assert can(bare, installed, "create", "configmaps", namespace=installed)
     assert not can(bare, installed, "create", "configmaps", namespace="kube-system")
     for verb in ("get", "update"):
@@ -332,7 +332,7 @@ def at_work(bare: Bare, installed: str, tmp_path: Path) -> Iterator[PodScheduler
         hodei.close()
 
 
-def test_the_demo_of_preemption_tells_the_whole_story_and_cleans_up(bare: Bare, at_work: PodScheduler) -> None:
+def test_the_preemption_demo_shows_all_steps_and_cleans_up(bare: Bare, at_work: PodScheduler) -> None:
     said = must(script(bare, "demo-preemption.sh"))
     assert f"one on each of {len(NODES)} node(s)" in said
     assert "Preempted by" in said

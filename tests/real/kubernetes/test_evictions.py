@@ -45,7 +45,7 @@ def until_on_a_node(cluster: Cluster, path: str) -> str:
     return cluster.wait(lambda: str(cluster.get(path)["spec"].get("nodeName", "")), f"{path} is bound", 60)
 
 
-def test_quota_that_was_lent_is_given_back(cluster: Cluster, owner: str, hodei_kube: PodSchedulers, tmp_path: Path):
+def test_lent_quota_is_reclaimed(cluster: Cluster, owner: str, hodei_kube: PodSchedulers, tmp_path: Path):
     cluster.allow_hodei(ROLE)
     cluster.make_nodes(1, cpu="4")
     mine = hodei_kube(extra=configured(tmp_path, lent(cluster, owner)))
@@ -94,7 +94,7 @@ def test_a_disruption_budget_is_waited_for(cluster: Cluster, owner: str, hodei_k
     assert len(cluster.pods()) == 3
 
 
-def test_who_is_where_a_reservation_has_begun_goes(
+def test_a_pod_on_the_nodes_of_a_started_reservation_is_evicted(
     cluster: Cluster, owner: str, hodei_kube: PodSchedulers, tmp_path: Path
 ):
     """It was there before the scheduler started."""

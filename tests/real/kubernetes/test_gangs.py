@@ -190,7 +190,7 @@ def test_a_gang_whose_pod_is_gated_waits_for_it(cluster: Cluster, scheduler: Pod
     cluster.until_bound("ring-0", "ring-1")
 
 
-def test_a_gang_takes_the_places_of_lower_pods_when_all_of_them_are_gone(cluster: Cluster, scheduler: PodScheduler):
+def test_a_gang_starts_when_all_of_its_victims_have_ended(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(3)
     cluster.apply("{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: five}, value: 5}")
     for at, takes in enumerate(("0s", "2s")):
@@ -209,7 +209,7 @@ def test_a_gang_takes_the_places_of_lower_pods_when_all_of_them_are_gone(cluster
     assert set(holders()) == {"ring-0", "ring-1", "ring-2"}
 
 
-def test_a_gang_that_could_not_be_placed_even_then_sends_nobody_away(cluster: Cluster, scheduler: PodScheduler):
+def test_a_gang_that_would_not_fit_anyway_preempts_no_pod(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(2)
     cluster.apply("{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: five}, value: 5}")
     cluster.make_pod("low", cpu="3", scheduler="somebody")

@@ -55,7 +55,7 @@ def until_made(cluster: Cluster, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("made", WORKLOADS)
-def test_a_gang_is_as_large_as_its_owner_wants_it_and_is_bound_whole_or_not_at_all(
+def test_a_gang_has_the_size_of_its_owner_and_is_bound_whole_or_not_at_all(
     made: dict[str, Any], cluster: Cluster, hodei: PodScheduler
 ):
     cluster.make_nodes(2)

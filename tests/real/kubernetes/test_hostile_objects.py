@@ -73,9 +73,7 @@ def test_an_object_that_cannot_be_read_is_named(groups_of_others: None, cluster:
     assert f"{metric} 0.0" in mine.get("/metrics")
 
 
-def test_whatever_an_api_server_accepts_leaves_the_scheduler_alive(
-    groups_of_others: None, cluster: Cluster, hodei_kube: PodSchedulers
-):
+def test_no_accepted_object_stops_the_scheduler(groups_of_others: None, cluster: Cluster, hodei_kube: PodSchedulers):
     """Generated as in tests/property/test_kube_objects.py; what the API server itself refuses is not counted."""
     mine = hodei_kube("hodei")
     try:
@@ -175,7 +173,7 @@ def _milder(path: str, spec: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------------- what is optional
 
 
-def test_types_that_may_not_be_read_keep_nobody_waiting(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_unreadable_types_do_not_delay_pods(cluster: Cluster, hodei_kube: PodSchedulers):
     role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/hodei-scheduler"
     rules = cluster.get(role)["rules"]
     fewer = [rule for rule in rules if "podgroups" not in rule["resources"] and "workloads" not in rule["resources"]]
@@ -197,7 +195,7 @@ def test_types_that_may_not_be_read_keep_nobody_waiting(cluster: Cluster, hodei_
 # ------------------------------------------------------------------------------------------- the lease
 
 
-def test_a_deleted_lease_is_made_again(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_a_deleted_lease_is_created_again(cluster: Cluster, hodei_kube: PodSchedulers):
     space = ["--lease-namespace=hodei-system"]
     mine = hodei_kube("leading", space, elect=True)
     lease = "/apis/coordination.k8s.io/v1/namespaces/hodei-system/leases/hodei"

@@ -169,7 +169,7 @@ def credential(folder: Path, **status: str) -> None:
     (folder / "credential").write_text(json.dumps(said))
 
 
-def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_runs_out_or_is_refused(plane: Plane, tmp_path: Path):
+def test_a_plugin_provides_the_token_and_renews_it_when_expired_or_rejected(plane: Plane, tmp_path: Path):
     def runs() -> int:
         return len((tmp_path / "runs").read_text().splitlines())
 
@@ -196,7 +196,7 @@ def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_runs_out_or_is_
     play(story())
 
 
-def test_a_plugin_that_fails_says_so_in_our_error(plane: Plane, tmp_path: Path):
+def test_the_error_of_a_failing_plugin_is_reported(plane: Plane, tmp_path: Path):
     user = plugin(tmp_path, "echo please log in first >&2; exit 3")
 
     async def story() -> None:
@@ -206,7 +206,7 @@ def test_a_plugin_that_fails_says_so_in_our_error(plane: Plane, tmp_path: Path):
     play(story())
 
 
-def test_who_is_not_known_or_may_not_is_told_what_why_and_what_next(plane: Plane, tmp_path: Path):
+def test_unauthorized_and_forbidden_say_what_why_and_what_next(plane: Plane, tmp_path: Path):
     async def story() -> None:
         with pytest.raises(ApiError) as unknown:
             await Api.connect(kubeconfig(plane, tmp_path, {"token": "made-up"}))
@@ -222,7 +222,7 @@ def test_who_is_not_known_or_may_not_is_told_what_why_and_what_next(plane: Plane
     play(story())
 
 
-def test_a_server_that_is_not_the_one_or_not_there_is_told(plane: Plane, tmp_path: Path):
+def test_a_wrong_or_unreachable_server_is_reported(plane: Plane, tmp_path: Path):
     async def story() -> None:
         with pytest.raises(ApiError, match="its certificate is not accepted") as wrong:
             await Api.connect(kubeconfig(plane, tmp_path, {"token": "x"}, **{"tls-server-name": "elsewhere.example"}))
@@ -309,7 +309,7 @@ def test_a_selector_takes_away_what_no_longer_matches(plane: Plane, cluster: Clu
     play(story())
 
 
-def test_a_watch_that_is_cut_goes_on_where_it_was(plane: Plane, cluster: Cluster):
+def test_a_watch_that_is_cut_resumes_where_it_stopped(plane: Plane, cluster: Cluster):
     async def story() -> None:
         async with reflecting(plane, pods_of(cluster)) as (reflector, picture, api):
             await reflector.synced.wait()
@@ -362,7 +362,7 @@ def test_after_the_apiserver_was_killed_and_started_again_the_picture_is_right(p
     play(story())
 
 
-def test_an_apiserver_that_hangs_is_noticed_and_the_picture_is_right_when_it_goes_on(plane: Plane, cluster: Cluster):
+def test_a_hanging_apiserver_is_noticed_and_the_copy_is_right_afterwards(plane: Plane, cluster: Cluster):
     async def story() -> None:
         async with reflecting(plane, pods_of(cluster), idle_timeout_s=1.0) as (reflector, picture, api):
             await reflector.synced.wait()
@@ -417,7 +417,7 @@ def test_a_collection_that_is_not_installed_is_empty_until_it_is(plane: Plane):
     play(story())
 
 
-def test_what_is_forbidden_is_told_and_no_picture_is_made_up(plane: Plane):
+def test_a_forbidden_collection_is_reported_and_not_synced(plane: Plane):
     async def story() -> None:
         async with reflecting(plane, Resource("/api/v1/nodes", Node), user="nobody") as (reflector, picture, _):
             await until(lambda: reflector.problem, "a problem is told")
@@ -431,7 +431,7 @@ def test_what_is_forbidden_is_told_and_no_picture_is_made_up(plane: Plane):
 # ------------------------------------------------------------------------------------------------ discovery, lease
 
 
-def test_the_versions_of_a_group_are_asked_for_and_not_known(plane: Plane):
+def test_the_versions_of_a_group_are_discovered(plane: Plane):
     async def story() -> None:
         async with connected(Access(kubeconfig=str(plane.kubeconfig("hodei")))) as api:
             versions = await served_versions(api, "scheduling.k8s.io")

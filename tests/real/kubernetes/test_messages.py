@@ -153,7 +153,7 @@ def test_without_nodes(cluster: Cluster, hodei: PodScheduler, kube_scheduler: st
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_both_tell_the_same_of(story: str, stage: Cluster, hodei: PodScheduler):
+def test_both_schedulers_report_the_same_for(story: str, stage: Cluster, hodei: PodScheduler):
     reason, message, _ = compare(stage, **STORIES[story])
     assert reason == "Unschedulable"
     assert message.startswith("0/5 nodes are available: ")

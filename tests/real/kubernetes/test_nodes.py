@@ -25,7 +25,7 @@ def test_a_node_that_comes_is_used(cluster: Cluster):
     cluster.until_bound("early")
 
 
-def test_a_closed_node_takes_nobody_until_it_is_opened(cluster: Cluster):
+def test_a_cordoned_node_takes_no_pod_until_it_is_uncordoned(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.kubectl("cordon", "node-0")
     cluster.make_pod("one")
@@ -34,7 +34,7 @@ def test_a_closed_node_takes_nobody_until_it_is_opened(cluster: Cluster):
     cluster.until_bound("one")
 
 
-def test_a_taint_keeps_away_whoever_does_not_tolerate_it(cluster: Cluster):
+def test_a_taint_keeps_away_pods_that_do_not_tolerate_it(cluster: Cluster):
     cluster.make_nodes(1, taints=["dedicated=db:NoSchedule"])
     cluster.make_pod("one")
     assert waits(cluster, "one").startswith("0/1 nodes are available: 1 node(s) had untolerated taint(s).")
@@ -44,7 +44,7 @@ def test_a_taint_keeps_away_whoever_does_not_tolerate_it(cluster: Cluster):
     cluster.until_bound("one")
 
 
-def test_whoever_must_leave_a_node_makes_room_elsewhere_full_again(cluster: Cluster):
+def test_pods_evicted_from_a_node_are_placed_elsewhere(cluster: Cluster):
     """The cluster's own controller evicts for NoExecute; the pod that takes the place goes where it may."""
     cluster.make_nodes(2)
     cluster.make_pod("one", cpu="3", nodeSelector={"kubernetes.io/hostname": "node-0"})
@@ -61,7 +61,7 @@ def test_whoever_must_leave_a_node_makes_room_elsewhere_full_again(cluster: Clus
     assert cluster.until_bound(other) == {other: "node-0"}
 
 
-def test_a_lost_node_takes_nobody_until_it_is_back(cluster: Cluster):
+def test_a_lost_node_takes_no_pod_until_it_returns(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.set_ready("node-0", False)
 
@@ -75,7 +75,7 @@ def test_a_lost_node_takes_nobody_until_it_is_back(cluster: Cluster):
     cluster.until_bound("one")
 
 
-def test_a_node_that_is_deleted_and_made_again_has_its_pods_still(cluster: Cluster):
+def test_a_node_that_is_deleted_and_created_again_still_has_its_pods(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.make_pod("old", cpu="3")
     cluster.until_bound("old")
@@ -91,7 +91,7 @@ def test_a_node_that_is_deleted_and_made_again_has_its_pods_still(cluster: Clust
     cluster.until_bound("new")
 
 
-def test_a_label_that_changes_lets_in_whoever_waits_for_it(cluster: Cluster):
+def test_a_changed_label_starts_pods_that_wait_for_it(cluster: Cluster):
     cluster.make_nodes(2)
     cluster.make_pod("one", nodeSelector={"disk": "ssd"})
     waits(cluster, "one")
@@ -100,7 +100,7 @@ def test_a_label_that_changes_lets_in_whoever_waits_for_it(cluster: Cluster):
 
 
 @pytest.mark.parametrize("resource", ["cpu", "example.com/gpu"])
-def test_a_node_that_grows_lets_in_whoever_waits_for_it(cluster: Cluster, resource: str):
+def test_a_node_that_grows_starts_pods_that_wait_for_capacity(cluster: Cluster, resource: str):
     cluster.make_nodes(1)
     cluster.make_pod("one", requests={resource: "8"})
     assert f"1 Insufficient {resource}" in waits(cluster, "one")
@@ -109,7 +109,7 @@ def test_a_node_that_grows_lets_in_whoever_waits_for_it(cluster: Cluster, resour
     cluster.until_bound("one")
 
 
-def test_a_node_that_shrinks_takes_nobody_more(cluster: Cluster):
+def test_a_node_that_shrinks_takes_no_more_pods(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.make_pod("one", cpu="2")
     cluster.until_bound("one")

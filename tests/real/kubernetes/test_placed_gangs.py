@@ -101,7 +101,7 @@ def job(cluster: Cluster, name: str, said: Fields, *, completions: int, parallel
 # ---------------------------------------------------------------------------------- how the group stands
 
 
-def test_the_group_of_scheduler_plugins_tells_how_it_stands(cluster: Cluster, scheduler: PodScheduler):
+def test_the_group_of_scheduler_plugins_has_its_status(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1, cpu="2")
     said = annotated(by_plugins(cluster, 2), **{"hodei.test/runs-for": "2s"})
     cluster.make_pod("ring-0", cpu="1", **said)
@@ -112,13 +112,13 @@ def test_the_group_of_scheduler_plugins_tells_how_it_stands(cluster: Cluster, sc
     assert ended["scheduleStartTime"] == began
 
 
-def test_a_group_of_scheduler_plugins_that_finds_no_room_is_scheduling(cluster: Cluster, scheduler: PodScheduler):
+def test_a_group_of_scheduler_plugins_without_capacity_is_scheduling(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1, cpu="1")
     cluster.make_pods(2, cpu="1", prefix="ring", **by_plugins(cluster, 2))
     until_status(cluster, "plugins", phase="Scheduling", running=0)
 
 
-def test_the_group_of_volcano_tells_how_it_stands(cluster: Cluster, scheduler: PodScheduler):
+def test_the_group_of_volcano_has_its_status(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1, cpu="2")
     cluster.make_pod("filler", cpu="2")
     cluster.until_bound("filler")
@@ -135,7 +135,7 @@ def test_the_group_of_volcano_tells_how_it_stands(cluster: Cluster, scheduler: P
     until_status(cluster, "volcano", phase="Completed", running=0, succeeded=2)
 
 
-def test_the_group_of_a_volcano_job_is_let_in_so_that_its_pods_are_made(cluster: Cluster, scheduler: PodScheduler):
+def test_the_group_of_a_volcano_job_is_admitted_so_that_its_pods_are_created(cluster: Cluster, scheduler: PodScheduler):
     """The test plays Volcano's controller: it makes the group first, and pods only when it is let in."""
     jobs = {}
     for name, whose in (("ours", "hodei"), ("others", "volcano")):
@@ -229,7 +229,7 @@ def test_a_replacement_of_a_lost_member_comes_before_its_equals(
 
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
 @pytest.mark.usefixtures("priorities")
-def test_preemption_takes_a_gang_whole(convention: Convention, cluster: Cluster, scheduler: PodScheduler):
+def test_a_gang_is_preempted_as_a_whole(convention: Convention, cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(2, cpu="1")
     cluster.make_pods(2, cpu="1", prefix="ring", **convention(cluster, 2))
     cluster.until_bound("ring-0", "ring-1")
@@ -254,7 +254,7 @@ def test_preemption_leaves_a_gang_its_minimum_if_that_is_enough(
 # ------------------------------------------------------------------------------------------------ time
 
 
-def test_a_gang_whose_time_is_up_lets_go_of_its_claim_and_says_so(
+def test_a_gang_that_times_out_releases_its_capacity_and_reports_it(
     cluster: Cluster, scheduler: PodScheduler, priorities: None
 ):
     cluster.make_nodes(1, cpu="2")
@@ -274,7 +274,7 @@ def test_a_gang_whose_time_is_up_lets_go_of_its_claim_and_says_so(
     cluster.until_bound("ring-0", "ring-1")
 
 
-def test_a_gang_that_is_not_all_there_in_time_is_told(cluster: Cluster, scheduler: PodScheduler):
+def test_an_incomplete_gang_that_times_out_is_reported(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1)
     said = {"annotations": {"pod-group": "ring", "pod-group-size": "2", "pod-group-timeout": "1s"}}
     cluster.make_pod("ring-0", **said)

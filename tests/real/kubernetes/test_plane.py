@@ -24,7 +24,7 @@ def test_new_nodes_are_ready_and_have_only_the_taints_that_they_were_given(clust
     assert nodes["node-1"]["status"]["allocatable"]["cpu"] == "2"
 
 
-def test_a_node_that_says_it_is_not_ready_is_tainted_until_it_is(cluster: Cluster):
+def test_a_node_that_is_not_ready_is_tainted(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.set_ready("node-0", False)
     cluster.wait(lambda: "not-ready" in str(cluster.node("node-0")["spec"].get("taints")), "node-0 is tainted")
@@ -32,7 +32,7 @@ def test_a_node_that_says_it_is_not_ready_is_tainted_until_it_is(cluster: Cluste
     cluster.wait(lambda: "taints" not in cluster.node("node-0")["spec"], "node-0 is not tainted")
 
 
-def test_a_pod_bound_by_hand_runs_and_goes_when_it_is_deleted_with_grace(cluster: Cluster):
+def test_a_pod_bound_by_hand_runs_and_ends_with_its_grace_period(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.make_pod("one", scheduler="by-hand", annotations={"hodei.test/stops-after": "500ms"})
     assert cluster.bound_to("one") == ""
@@ -46,7 +46,7 @@ def test_a_pod_bound_by_hand_runs_and_goes_when_it_is_deleted_with_grace(cluster
 
 
 @pytest.mark.parametrize(("code", "phase"), [("0", "Succeeded"), ("3", "Failed")])
-def test_a_pod_can_be_told_how_long_to_run_and_how_to_end(cluster: Cluster, code: str, phase: str):
+def test_the_run_time_and_end_of_a_pod_can_be_set(cluster: Cluster, code: str, phase: str):
     cluster.make_nodes(1)
     ending = {"hodei.test/runs-for": "100ms", "hodei.test/exit-code": code}
     cluster.make_pod("one", scheduler="by-hand", annotations=ending, restartPolicy="Never")
@@ -55,7 +55,7 @@ def test_a_pod_can_be_told_how_long_to_run_and_how_to_end(cluster: Cluster, code
     assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == int(code)
 
 
-def test_a_node_of_the_same_name_as_one_that_is_gone_runs_pods_too(cluster: Cluster):
+def test_a_node_with_the_name_of_a_deleted_one_runs_pods(cluster: Cluster):
     for at in range(2):
         cluster.make_nodes(1)
         cluster.make_pod(f"pod-{at}", scheduler="by-hand")
@@ -65,7 +65,7 @@ def test_a_node_of_the_same_name_as_one_that_is_gone_runs_pods_too(cluster: Clus
         cluster.delete("/api/v1/nodes/node-0")
 
 
-def test_kube_scheduler_binds_what_fits_and_says_why_the_rest_waits(cluster: Cluster, plane: Plane):
+def test_kube_scheduler_binds_what_fits_and_reports_the_rest(cluster: Cluster, plane: Plane):
     cluster.make_nodes(2, cpu="1")
     plane.kube_scheduler("theirs")
     try:

@@ -62,7 +62,9 @@ def nominated(cluster: Cluster, name: str) -> str:
     return str(cluster.pod(name)["status"].get("nominatedNodeName", ""))
 
 
-def test_a_victim_is_told_and_has_its_grace_and_holds_the_room_until_it_is_gone(cluster: Cluster, hodei: PodScheduler):
+def test_a_victim_gets_a_condition_and_its_grace_period_and_holds_capacity_until_it_ends(
+    cluster: Cluster, hodei: PodScheduler
+):
     cluster.make_nodes(1)
     cluster.make_pod("low", cpu="3", **SLOW)
     cluster.until_bound("low")
@@ -85,7 +87,7 @@ def test_a_victim_is_told_and_has_its_grace_and_holds_the_room_until_it_is_gone(
     assert "scheduler_preemption_attempts_total" in hodei.get("/metrics")
 
 
-def test_another_may_use_room_that_is_not_promised(cluster: Cluster):
+def test_other_pods_may_use_capacity_that_is_not_held_for_a_preemptor(cluster: Cluster):
     cluster.make_nodes(2)
     there(cluster, "low", "node-0", **SLOW)
     there(cluster, "other", "node-1", priorityClassName="nine")
@@ -145,7 +147,7 @@ def test_no_more_go_than_have_to(cluster: Cluster):
     assert set(cluster.holding()) == {"small", "high"}
 
 
-def test_who_never_preempts_waits(cluster: Cluster):
+def test_a_pod_that_never_preempts_waits(cluster: Cluster):
     cluster.make_nodes(1)
     there(cluster, "low", "node-0")
     cluster.make_pod("polite", cpu="3", priorityClassName="polite")
@@ -160,7 +162,7 @@ def test_who_never_preempts_waits(cluster: Cluster):
     assert cluster.bound_to("equal") == ""
 
 
-def test_a_promise_goes_over_to_one_that_is_higher_still(cluster: Cluster):
+def test_a_nomination_passes_to_a_pod_of_higher_priority(cluster: Cluster):
     cluster.make_nodes(1)
     there(cluster, "low", "node-0", **SLOW)
     cluster.make_pod("mid", cpu="3", priorityClassName="five")
@@ -174,7 +176,7 @@ def test_a_promise_goes_over_to_one_that_is_higher_still(cluster: Cluster):
     cluster.until_bound("mid")
 
 
-def test_one_that_goes_before_its_place_is_free_leaves_it_to_the_next(cluster: Cluster):
+def test_a_deleted_preemptor_leaves_its_node_to_the_next_pod(cluster: Cluster):
     cluster.make_nodes(1)
     there(cluster, "low", "node-0", **SLOW)
     cluster.make_pod("high", cpu="3", priorityClassName="five")
@@ -207,7 +209,7 @@ def test_a_preemptor_takes_a_node_that_joins_while_its_victim_still_stops(cluste
     assert cluster.until_bound("next") == {"next": "node-0"}  # nothing is held for the one that went elsewhere
 
 
-def test_a_preemptor_takes_the_place_of_one_that_ends_first(cluster: Cluster):
+def test_a_preemptor_uses_capacity_that_is_freed_first(cluster: Cluster):
     cluster.make_nodes(2)
     there(cluster, "low", "node-0", **VERY_SLOW)
     there(cluster, "equal", "node-1", priorityClassName="five")

@@ -10,7 +10,7 @@ from real.kubernetes.pod_scheduler import PodSchedulers
 pytestmark = pytest.mark.real
 
 
-def test_pods_are_bound_and_told_so(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_pods_are_bound_with_an_event(cluster: Cluster, hodei_kube: PodSchedulers):
     cluster.make_nodes(2, cpu="4")
     hodei_kube()
     cluster.make_pods(6, cpu="1")
@@ -21,7 +21,7 @@ def test_pods_are_bound_and_told_so(cluster: Cluster, hodei_kube: PodSchedulers)
     assert (event["reportingComponent"], event["action"], event["type"]) == ("hodei", "Binding", "Normal")
 
 
-def test_a_pod_that_fits_nowhere_is_told_why(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_a_pod_that_fits_nowhere_gets_the_reason(cluster: Cluster, hodei_kube: PodSchedulers):
     cluster.make_nodes(2, cpu="4")
     hodei_kube()
     cluster.make_pod("large", cpu="8")

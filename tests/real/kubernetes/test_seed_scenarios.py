@@ -80,28 +80,28 @@ def test_a_high_pod_takes_the_place_of_a_low_one(three: Cluster):
     assert len(three.holding()) == 3
 
 
-def test_the_lowest_goes_first(three: Cluster):
+def test_the_lowest_priority_is_preempted_first(three: Cluster):
     fill(three, 30, 10, 20)
     three.make_pod("high", **of(100))
     three.until_bound("high")
     assert set(three.holding()) == {"there-0", "there-2", "high"}
 
 
-def test_nobody_goes_for_one_that_is_not_higher(three: Cluster):
+def test_no_pod_is_preempted_for_one_of_equal_priority(three: Cluster):
     there = fill(three, 50, 50, 60)
     three.make_pod("equal", **of(50))
     unscheduled(three, "equal")
     assert set(three.holding()) == set(there)
 
 
-def test_a_free_node_is_taken_before_anybody_goes(three: Cluster):
+def test_a_free_node_is_used_before_preemption(three: Cluster):
     there = fill(three, 10, 10)
     three.make_pod("high", **of(100))
     three.until_bound("high")
     assert set(three.holding()) == {*there, "high"}
 
 
-def test_a_gang_that_has_room_is_placed_whole(three: Cluster):
+def test_a_gang_that_fits_is_placed_as_a_whole(three: Cluster):
     for at in range(3):
         three.make_pod(f"gang-success-{at}", **of(50, "success-group", 3))
     assert len(set(three.until_bound().values())) == 3
@@ -110,9 +110,7 @@ def test_a_gang_that_has_room_is_placed_whole(three: Cluster):
 @pytest.mark.parametrize(
     ("there", "size"), [((100, 100, 100), 3), ((), 4), ((100, 10), 3)], ids=["full", "too large", "one short"]
 )
-def test_a_gang_that_has_no_room_is_not_placed_at_all_and_nobody_goes(
-    three: Cluster, there: tuple[int, ...], size: int
-):
+def test_a_gang_that_does_not_fit_is_not_placed_and_preempts_no_pod(three: Cluster, there: tuple[int, ...], size: int):
     names = fill(three, *there)
     gang = [f"gang-{at}" for at in range(size)]
     for name in gang:
@@ -162,7 +160,7 @@ def test_the_highest_that_waits_is_next(three: Cluster):
         }
 
 
-def test_a_pod_with_an_owner_is_made_again_and_waits(three: Cluster):
+def test_a_pod_with_an_owner_is_created_again_and_waits(three: Cluster):
     fill(three, 100, 100)
     template = pod("low", **of(10))
     three.apply([{

@@ -77,7 +77,7 @@ def using(claim: str) -> dict[str, Any]:
     return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}
 
 
-def test_a_claim_that_waits_is_bound_to_a_volume_where_the_pod_goes(cluster: Cluster):
+def test_an_unbound_claim_is_bound_where_the_pod_is_placed(cluster: Cluster):
     cluster.make_nodes(2)
     cls = make_class(cluster)
     volumes = {name: make_volume(cluster, f"on-{name}", cls, name) for name in ("node-0", "node-1")}
@@ -120,7 +120,7 @@ def test_a_volume_that_another_takes_in_the_same_moment_is_missed_and_the_next_i
     cluster.until_bound(other)
 
 
-def test_a_volume_is_made_for_the_node_that_the_pod_is_to_have(cluster: Cluster):
+def test_a_volume_is_provisioned_for_the_node_of_the_pod(cluster: Cluster):
     """The test plays the provisioner: it looks for the node on the claim, and makes the volume there."""
     cluster.make_nodes(2)
     cls = make_class(cluster, "example.com/disks")
@@ -132,7 +132,7 @@ def test_a_volume_is_made_for_the_node_that_the_pod_is_to_have(cluster: Cluster)
     assert cluster.until_bound("one") == {"one": node}
 
 
-def test_where_no_volume_can_be_made_another_node_is_tried(cluster: Cluster):
+def test_another_node_is_tried_where_no_volume_can_be_provisioned(cluster: Cluster):
     """The provisioner says no by taking the node off the claim."""
     cluster.make_nodes(2)
     cls = make_class(cluster, "example.com/disks")
@@ -189,7 +189,7 @@ def test_a_claim_that_is_missing_is_waited_for(cluster: Cluster):
     cluster.until_bound("one")
 
 
-def test_a_claim_that_is_made_for_the_pod_alone_is_waited_for(cluster: Cluster):
+def test_an_ephemeral_claim_is_waited_for(cluster: Cluster):
     """An ephemeral volume: the cluster's controller makes the claim once the pod is there."""
     cluster.make_nodes(1)
     cls = make_class(cluster)
@@ -221,7 +221,7 @@ def publish(cluster: Cluster, name: str, cls: str, node: str, size: str) -> str:
     return path
 
 
-def test_a_volume_is_made_where_the_driver_has_enough_storage(cluster: Cluster):
+def test_a_volume_is_provisioned_where_the_driver_has_capacity(cluster: Cluster):
     cluster.make_nodes(3)
     cls = publishing_class(cluster)
     publish(cluster, "little", cls, "node-0", "500Mi")

@@ -22,7 +22,7 @@ def _ask(plane: Plane, *words: object, user: str = "hodei") -> str:
     return done.stdout
 
 
-def test_why_tells_what_a_pod_lacks_and_what_would_help(cluster: Cluster, plane: Plane):
+def test_why_explains_what_a_pod_lacks_and_what_would_help(cluster: Cluster, plane: Plane):
     cluster.make_nodes(2, cpu="4")
     cluster.make_pod("large", cpu="6")
     said = _ask(plane, "why", f"{cluster.namespace}/large")
@@ -31,14 +31,14 @@ def test_why_tells_what_a_pod_lacks_and_what_would_help(cluster: Cluster, plane:
     assert cluster.condition("large") == {}
 
 
-def test_why_tells_where_a_pod_is(cluster: Cluster, plane: Plane):
+def test_why_reports_the_node_of_a_pod(cluster: Cluster, plane: Plane):
     cluster.make_nodes(1, cpu="4")
     cluster.make_pod("there", cpu="1")
     cluster.bind("there", "node-0")
     assert "it is on node node-0" in _ask(plane, "why", f"{cluster.namespace}/there")
 
 
-def test_plan_tells_where_a_pod_would_go_and_creates_nothing(cluster: Cluster, plane: Plane, tmp_path: Path):
+def test_plan_reports_where_a_pod_would_go_and_creates_nothing(cluster: Cluster, plane: Plane, tmp_path: Path):
     cluster.make_nodes(2, cpu="4", labels={"disk": "ssd"})
     wanted = tmp_path / "pod.yaml"
     wanted.write_text(json.dumps(pod("later", "2", nodeSelector={"disk": "ssd"})))
@@ -64,7 +64,7 @@ def test_plan_judges_all_pods_of_a_workload(cluster: Cluster, plane: Plane, tmp_
 
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["cluster", "namespace"])
-def test_why_answers_whoever_may_only_view(cluster: Cluster, plane: Plane, hodei: PodScheduler, everywhere: bool):
+def test_why_works_with_view_rights(cluster: Cluster, plane: Plane, hodei: PodScheduler, everywhere: bool):
     """The role `view` knows no nodes and no volumes; bound in one namespace it knows nothing of the others."""
     cluster.make_nodes(1, cpu="4")
     cluster.make_pod("large", cpu="6")
