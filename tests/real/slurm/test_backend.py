@@ -131,7 +131,7 @@ def test_values_of_env_are_in_no_output_no_command_of_slurm_and_no_command_line(
                 assert (await desk.end_of(f"{number}.0.1")).reason_code == "killed"
                 assert await desk.log(f"{number}.0.1", "stderr") == b""
                 assert await desk.log(f"{number}.0.1") == f"{len(secret)}\n".encode()
-            # Those three were one array for Slurm; this one is handed in alone.
+            # The first three were one array for Slurm; this one is submitted alone.
             (alone,) = await desk.run(structs.replace(orders[1], run=structs.replace(orders[1].run, id="4.0.1", job=4)))
             assert (alone.reason_code, await desk.log("4.0.1", "stderr")) == ("killed", b"")
 

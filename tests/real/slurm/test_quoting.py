@@ -89,8 +89,8 @@ def test_commands_environments_and_directories_pass_through_the_whole_script(tmp
         assert not any(line.startswith("#") for line in lines[1:]), "a line could be taken for an option"
         assert "\r" not in script
         done = subprocess.run(["/bin/bash", "-p"], input=script.encode(), capture_output=True, timeout=60, check=True)
-        told = [str(workdir), *words, *(f"{key}={value}" for key, value in env.items())]
-        assert done.stdout.split(b"\0") == [word.encode() for word in told]
+        expected = [str(workdir), *words, *(f"{key}={value}" for key, value in env.items())]
+        assert done.stdout.split(b"\0") == [word.encode() for word in expected]
 
     each()
     assert not canary.exists()
@@ -127,8 +127,8 @@ def test_dozens_of_arguments_pass_through_a_real_sbatch_in_every_field(own_slurm
         ends = await desk.run(*orders)
         assert {end.exit_code for end in ends} == {0}
         for order, (words, values, _) in zip(orders, asked, strict=True):
-            told = [str(tmp_path), *words, *(f"U_{at}={value}" for at, value in enumerate(values))]
-            assert (await desk.log(order.run.id)).split(b"\0") == [word.encode() for word in told]
+            expected = [str(tmp_path), *words, *(f"U_{at}={value}" for at, value in enumerate(values))]
+            assert (await desk.log(order.run.id)).split(b"\0") == [word.encode() for word in expected]
         await backend.close()
 
     for way in ("commands", "rest"):

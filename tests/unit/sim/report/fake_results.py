@@ -1,8 +1,7 @@
-"""A seeded set of results under three made-up policies, for tests of the report.
+"""Seeded results of three fake policies, for tests of the report.
 
-It does not prove that any scheduler behaves like this: starts are made by a greedy list scheduler of a few lines, and
-the policies differ only in the order of the queue. It does prove nothing about the numbers of a real replay either; only
-shapes that a report must cope with are made here.
+A greedy list scheduler makes the starts, and the policies differ only in the order of the queue. The results prove nothing about
+real policies; they have the shapes that a report must handle.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ def some_results(jobs: int = 400, *, nodes: int = 12, pooled: bool = False, seed
 
 def a_result(policy: str, jobs: int, *, nodes: int = 12, pooled: bool = False, seed: int = 7) -> Result:
     """`nodes` nodes of 8 cpu and 2 gpu, one job per node at a time; as a pool, one node with all of them."""
-    asked = _asked(jobs, nodes, seed)
+    requests = _requests(jobs, nodes, seed)
     keys = {
-        "fcfs": lambda n: (asked[n][0], n),
-        "easy": lambda n: (asked[n][1] * asked[n][2], n),
-        "hodei": lambda n: (asked[n][2], n),
+        "fcfs": lambda n: (requests[n][0], n),
+        "easy": lambda n: (requests[n][1] * requests[n][2], n),
+        "hodei": lambda n: (requests[n][2], n),
     }
     free, gpus = list(range(nodes)), 0
     ending: list[tuple[int, int, tuple[int, ...]]] = []
@@ -36,20 +35,20 @@ def a_result(policy: str, jobs: int, *, nodes: int = 12, pooled: bool = False, s
     now, arrived, preempted = 0, 0, 0
     rng = random.Random(f"{seed} {policy}")
     while arrived < jobs or queue or ending:
-        moments = [asked[arrived][0]] if arrived < jobs else []
+        moments = [requests[arrived][0]] if arrived < jobs else []
         moments += [ending[0][0]] if ending else []
         now = min(moments)
-        while arrived < jobs and asked[arrived][0] <= now:
+        while arrived < jobs and requests[arrived][0] <= now:
             heapq.heappush(queue, (keys[policy](arrived), arrived))
             arrived += 1
         while ending and ending[0][0] <= now:
             done = heapq.heappop(ending)
             free += done[2]
-            gpus -= asked[done[1]][4] * 2000 * len(done[2])
+            gpus -= requests[done[1]][4] * 2000 * len(done[2])
         free.sort()
-        while queue and asked[queue[0][1]][1] <= len(free):
+        while queue and requests[queue[0][1]][1] <= len(free):
             n = heapq.heappop(queue)[1]
-            submitted, wide, length, user, gpu = asked[n]
+            submitted, wide, length, user, gpu = requests[n]
             mine, free = tuple(free[:wide]), free[wide:]
             gpus += gpu * 2000 * wide
             heapq.heappush(ending, (now + length, n, mine))
@@ -88,7 +87,7 @@ def a_result(policy: str, jobs: int, *, nodes: int = 12, pooled: bool = False, s
     return Result(policy, "made-up", capacity, outcomes, samples, seconds=0.5)
 
 
-def _asked(jobs: int, nodes: int, seed: int) -> list[tuple[int, int, int, str, int]]:
+def _requests(jobs: int, nodes: int, seed: int) -> list[tuple[int, int, int, str, int]]:
     """(submitted, width, length, user, gpu?) in order of submission, at a load of about four fifths."""
     rng = random.Random(seed)
     users = [f"user{n}" for n in range(12)]

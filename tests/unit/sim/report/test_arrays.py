@@ -42,13 +42,13 @@ def test_averaging_many_samples_keeps_the_area_under_the_curve() -> None:
     assert float((means[:-1] * np.diff(times)).sum()) == pytest.approx(exact)
 
 
-def test_few_samples_are_kept_as_they_are() -> None:
+def test_few_samples_are_kept_unchanged() -> None:
     times, values = step_means(ints(0, 10, 30), np.array([1.0, 5.0, 2.0]), 50, 100)
     assert times.tolist() == [0, 10, 30, 50]
     assert values.tolist() == [1, 5, 2, 2]
 
 
-def test_a_distribution_ends_at_all_and_has_few_points() -> None:
+def test_a_cumulative_distribution_ends_at_one_and_has_few_points() -> None:
     x, share = cumulative(np.arange(10_000.0), 1.0, 100)
     assert len(x) == 100
     assert x[0] == 1.0

@@ -43,7 +43,7 @@ def test_in_a_pool_a_bar_is_as_high_as_the_jobs_share() -> None:
         assert sum(piece.high - piece.low for piece in bar.pieces) == pytest.approx(arrays.share[bar.job])
 
 
-def test_of_many_jobs_all_of_a_window_around_the_longest_queue_are_shown() -> None:
+def test_with_many_jobs_the_window_around_the_longest_queue_is_shown() -> None:
     arrays = arrays_of(a_result("easy", 300, nodes=6, pooled=True))
     window = window_of([arrays], 40)
     chart = chart_by_node(arrays, 40, window)
@@ -54,7 +54,7 @@ def test_of_many_jobs_all_of_a_window_around_the_longest_queue_are_shown() -> No
     assert window.start <= longest <= window.end
 
 
-def test_where_even_a_short_window_holds_too_many_jobs_the_largest_are_shown() -> None:
+def test_if_a_short_window_has_too_many_jobs_the_largest_are_shown() -> None:
     arrays = arrays_of(a_result("easy", 300, nodes=6, pooled=True))
     chart = chart_by_node(arrays, 40, Window(0, arrays.span_ms, True))
     shown = {bar.job for bar in chart.bars}
@@ -69,7 +69,7 @@ def test_all_policies_are_shown_over_the_same_window() -> None:
     assert all(len(chart_by_node(arrays, 50, window).jobs) <= 50 for arrays in every)
 
 
-def test_of_many_nodes_some_are_shown_evenly_spaced_in_the_order_people_count() -> None:
+def test_of_many_nodes_some_are_shown_evenly_spaced_in_natural_order() -> None:
     arrays = arrays_of(a_result("easy", 2000, nodes=NODES_SHOWN * 2))
     chart = chart_by_node(arrays, 5000, window_of([arrays], 5000))
     assert len(chart.rows) == NODES_SHOWN

@@ -16,7 +16,7 @@ OVER_TIME = [pictures.load_over_time, pictures.wait_cdf, pictures.fairness, pict
 
 
 @pytest.mark.parametrize("draw", OVER_TIME, ids=lambda draw: draw.__name__)
-def test_many_policies_with_long_names_leave_the_picture_its_room(
+def test_many_policies_with_long_names_do_not_shrink_the_picture(
     draw: Callable[[Sequence[ResultArrays]], Any],
 ) -> None:
     result = a_result("easy", 40, nodes=4)
@@ -29,6 +29,6 @@ def test_many_policies_with_long_names_leave_the_picture_its_room(
     assert min(place.height for place in places) > 0.05
 
 
-def test_a_line_that_would_be_zero_throughout_is_no_picture() -> None:
+def test_a_line_of_zeros_is_not_drawn() -> None:
     with report_style():
         assert pictures.preemptions_over_time([arrays_of(a_result("fcfs", 20))]) is None

@@ -24,11 +24,11 @@ def test_columns_are_aligned_and_the_best_of_each_is_marked() -> None:
     ]
 
 
-def test_nothing_is_marked_where_all_are_alike() -> None:
+def test_nothing_is_marked_if_all_are_equal() -> None:
     assert "*" not in draw_table([a_policy("a", 1000), a_policy("b", 1000)])
 
 
-def test_a_policy_that_started_nothing_wins_no_column_of_waits() -> None:
+def test_a_policy_that_started_nothing_is_not_the_best_in_waits() -> None:
     never = Result("never", "w", {"cpu": 1000}, [Outcome(1, "job", "ada", "p", 0, -1, -1, {"cpu": 1000})], [])
     text = draw_table([never, a_policy("quick", 1000)])
     line = next(line for line in text.splitlines() if line.startswith("never"))
@@ -42,13 +42,13 @@ def test_waits_of_a_column_share_one_unit() -> None:
     assert "min" not in head
 
 
-def test_colour_only_when_asked() -> None:
+def test_colour_is_off_by_default() -> None:
     results = [a_policy("a", 1000), a_policy("b", 90_000)]
     assert "\x1b" not in draw_table(results)
     assert "\x1b[" in draw_table(results, colour=True)
 
 
-def test_no_results_are_said_to_be_none() -> None:
+def test_a_table_of_no_results_says_so() -> None:
     assert draw_table([]) == "No results.\n"
 
 
@@ -94,7 +94,7 @@ def test_the_text_chart_of_nothing_says_so() -> None:
     assert gantt_for_terminal(Result("easy", "w", {}, [], []), 80) == "No job was started.\n"
 
 
-def test_a_short_job_is_still_seen() -> None:
+def test_a_short_job_is_visible() -> None:
     jobs = [
         Outcome(1, "job", "ada", "p", 0, 0, 1_000_000, {"cpu": 1000}, nodes=("n1",)),
         Outcome(2, "job", "ada", "p", 0, 500_000, 500_000, {"cpu": 1000}, nodes=("n2",)),
@@ -107,5 +107,5 @@ def test_all_policies_are_in_the_table() -> None:
     assert all(f"\n{name}" in text for name in ("fcfs", "easy", "hodei"))
 
 
-def test_two_runs_of_one_policy_get_names_of_their_own() -> None:
+def test_two_runs_of_one_policy_get_different_labels() -> None:
     assert labels_of([a_policy("easy", 1), a_policy("fcfs", 1), a_policy("easy", 2)]) == ["easy #1", "fcfs", "easy #2"]

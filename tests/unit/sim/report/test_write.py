@@ -85,7 +85,7 @@ def test_every_reference_within_the_page_leads_to_something(report: Path) -> Non
     assert wanted <= set(Page(text).ids)
 
 
-def test_colours_of_ink_and_paper_on_the_page_follow_the_readers_scheme(report: Path) -> None:
+def test_text_and_background_colours_follow_the_colour_scheme_of_the_reader(report: Path) -> None:
     pictures = "".join(re.findall(r"<svg.*?</svg>", (report / "index.html").read_text(), re.DOTALL))
     assert "var(--ink)" in pictures
     assert "#1f2933" not in pictures
@@ -116,7 +116,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert [one.name for one, other in pairs if one.read_bytes() != other.read_bytes()] == []
 
 
-def test_only_the_wanted_formats_are_written_but_the_page_has_its_pictures(tmp_path: Path) -> None:
+def test_only_the_requested_formats_are_written_but_the_page_has_its_pictures(tmp_path: Path) -> None:
     written = write_report([a_result("easy", 5, nodes=2)], tmp_path, formats=())
     assert [path.name for path in written] == ["summary.csv", "summary.json", "index.html"]
     assert Page((tmp_path / "index.html").read_text()).pictures

@@ -60,7 +60,7 @@ def test_a_gang_takes_as_long_as_its_slowest_member_in_its_last_attempt(tmp_path
     assert job.run_ms == 40_000
 
 
-def test_a_run_that_was_never_seen_running_began_when_it_was_placed(tmp_path: Path) -> None:
+def test_a_run_never_observed_running_started_when_it_was_placed(tmp_path: Path) -> None:
     path = a_log(
         tmp_path / "log",
         (3, [JobSubmitted(a_job(1, estimate_ms=1))], [1]),
@@ -70,7 +70,7 @@ def test_a_run_that_was_never_seen_running_began_when_it_was_placed(tmp_path: Pa
     assert (job.at_ms, job.run_ms) == (0, 2000)
 
 
-def test_what_the_log_does_not_tell_is_filled_in_and_counted(tmp_path: Path) -> None:
+def test_values_missing_in_the_log_are_filled_in_and_counted(tmp_path: Path) -> None:
     path = a_log(
         tmp_path / "log",
         (0, [JobRestored(a_job(1)), JobRestored(a_job(2, state="succeeded")), JobSubmitted(a_job(3))], [1]),
@@ -96,7 +96,7 @@ def test_a_line_cut_off_by_a_killed_server_is_skipped(tmp_path: Path) -> None:
     assert "1 line at the end was cut off: skipped" in workload.notes
 
 
-def test_a_damaged_line_is_shown_with_its_number(tmp_path: Path) -> None:
+def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
     path = a_log(tmp_path / "log", (0, [JobSubmitted(a_job(1))], []))
     path.write_bytes(path.read_bytes() + b'{"now": "noon", "facts": []}\n')
     with pytest.raises(InvalidInput, match="log, line 3"):

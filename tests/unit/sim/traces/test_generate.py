@@ -25,7 +25,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_same_seed_makes_the_same_jobs_and_another_makes_others(spec: str) -> None:
+def test_jobs_depend_on_the_seed_alone(spec: str) -> None:
     first, again, other = (open_workload(f"{spec}&seed={seed}") for seed in (3, 3, 4))
     assert list(first.arrivals) == list(again.arrivals) == list(first.arrivals)
     assert list(first.arrivals) != list(other.arrivals)
@@ -51,7 +51,7 @@ def test_jobs_come_in_order_with_ids_counted_from_one_and_each_fits_the_nodes(sp
             )
 
 
-def test_a_thousand_million_jobs_are_not_made_before_they_are_asked_for() -> None:
+def test_a_billion_jobs_are_generated_lazily() -> None:
     workload = open_workload("generate:lublin?jobs=1000000000")
     assert len(workload.arrivals) == 1_000_000_000
     assert [job.id for job in islice(iter(workload.arrivals), 3)] == [1, 2, 3]
@@ -65,7 +65,7 @@ def test_a_thousand_million_jobs_are_not_made_before_they_are_asked_for() -> Non
         pytest.param("generate:gpu?load=0.6&jobs=20000", "gpu", id="GPU"),
     ],
 )
-def test_the_load_is_about_what_was_asked_for(spec: str, resource: str) -> None:
+def test_the_load_is_about_the_requested_one(spec: str, resource: str) -> None:
     workload = open_workload(spec)
     held = last_ms = 0
     for job in workload.arrivals:
@@ -74,7 +74,7 @@ def test_the_load_is_about_what_was_asked_for(spec: str, resource: str) -> None:
     assert held / (total(workload)[resource] * last_ms) == pytest.approx(0.6, rel=0.25)
 
 
-def test_those_who_know_the_run_time_say_so() -> None:
+def test_actual_estimates_are_the_run_times() -> None:
     for job in open_workload("generate:gpu?jobs=50", estimates="actual").arrivals:
         assert job.spec.estimate_ms == job.run_ms
 
@@ -95,7 +95,7 @@ def test_gangs_have_members_of_at_most_a_node() -> None:
         assert all(task.request["gpu"] == 4000 for task in job.spec.tasks)
 
 
-def test_processors_given_by_the_user_are_the_machine() -> None:
+def test_processors_given_by_the_user_define_the_machine() -> None:
     workload = open_workload("generate:lublin?jobs=10", procs=64)
     assert total(workload) == {"cpu": 64_000}
 
@@ -113,7 +113,7 @@ def test_the_gamma_distribution(x: float, alpha: float, beta: float, expected: f
 
 
 @needs_traces
-def test_lublins_own_program_and_ours_draw_from_the_same_distributions() -> None:
+def test_the_model_has_the_distributions_of_lublins_program() -> None:
     """Means over ten thousand jobs of his, with 256 processors, and of ours; the spread over seeds is below the bound."""
     published = list(open_workload(TRACES / "lublin-256" / "lublin_256.swf.gz").arrivals)
     model, rng = Lublin("job", ALL, 256, 1, JobSizes(), "user"), Random(1)

@@ -101,13 +101,13 @@ def test_fractions_of_seconds_are_kept(tmp_path: Path) -> None:
     assert (job.at_ms, job.run_ms) == (500, 1250)
 
 
-def test_what_is_not_a_number_is_shown_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_number_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"a\.swf, line 6: column 4 is 'soon'") as found:
         open_workload(a_file(tmp_path, HEADER + line(1) + "2 0 -1 soon 4\n"))
     assert "18 numbers" in found.value.hint
 
 
-def test_a_packed_file_that_was_cut_short_is_told_as_that(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.swf.gz"
     path.write_bytes(gzip.compress("".join(line(id) for id in range(500)).encode())[:-40])
     with pytest.raises(InvalidInput, match="truncated or damaged"):
@@ -124,7 +124,7 @@ def test_a_window_counts_from_zero_and_keeps_the_times(tmp_path: Path) -> None:
 GOLDEN = "id,submit_s,run_s,requested_s,procs,user,wait_easy_s,wait_easy_clairvoyant_s\n"
 
 
-def test_published_waits_are_carried_along(tmp_path: Path) -> None:
+def test_published_waits_are_kept(tmp_path: Path) -> None:
     path = a_file(tmp_path, GOLDEN + "1,0,50,60,4,3,0,0\n2,5,10,60,8,4,45,40\n", "g.csv")
     workload = open_workload(path, procs=8)
     assert workload.extra == {"wait_easy_s": {1: 0, 2: 45}, "wait_easy_clairvoyant_s": {1: 0, 2: 40}}
@@ -142,14 +142,14 @@ def test_waits_and_users_may_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         pytest.param("1,0,x,60,4,3,0,0\n", "line 2: run_s is 'x'", id="not a number"),
         pytest.param("1,0,5\n", "line 2: 3 columns where 5 are needed", id="cut off"),
     ],
 )
-def test_a_wrong_row_is_shown_with_its_line(tmp_path: Path, row: str, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_an_invalid_row_is_reported_with_its_line(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         open_workload(a_file(tmp_path, GOLDEN + row, "g.csv"))
 
 
