@@ -55,8 +55,6 @@ def _text(gang: Gang) -> str:
 RELOCATION = RelocationFilter()
 
 
-# ----------------------------------------------------------------------------------------------------
-
 _SHAPES_KEPT = 100_000
 _SPECS_KEPT = 4096
 _NON_PREEMPTING = -1  # no class has this number
@@ -99,13 +97,8 @@ class _Known:
         gang_key: int,
         layout_plugins: tuple[LayoutPoint, ...],
     ) -> None:
-        self.spec, self.members, self.shapes, self.gang_key, self.layout_plugins = (
-            spec,
-            members,
-            shapes,
-            gang_key,
-            layout_plugins,
-        )
+        self.spec, self.members, self.shapes = spec, members, shapes
+        self.gang_key, self.layout_plugins = gang_key, layout_plugins
         self.tenant: str | None = None
         self.shape_key: tuple[Any, ...] = ()
         self.group: tuple[Any, ...] = ()

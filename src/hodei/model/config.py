@@ -81,9 +81,6 @@ class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     since: str = ""
 
 
-# ----------------------------------------------------------------------------------------------------
-
-
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A named scheduler: its queue, its plugins and their weights.
 

@@ -77,9 +77,6 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-# ----------------------------------------------------------------------------------------------------
-
-
 # ------------------------------------------------------------------------------------------ escalation
 # Measures that a job allows if it waits too long. What was done: `model.escalation_state`.
 
@@ -96,9 +93,6 @@ class Escalation(Struct, frozen=True, omit_defaults=True):
     relax_after_ms: int = 0
     promote_after_ms: int = 0
     promote_to: int = 0
-
-
-# ----------------------------------------------------------------------------------------------------
 
 
 # ---------------------------------------------------------------------------------------------- health
@@ -129,9 +123,6 @@ class HealthCheck(Struct, frozen=True, omit_defaults=True):
     @property
     def enabled(self) -> bool:
         return bool(self.command or self.http or self.file)
-
-
-# ----------------------------------------------------------------------------------------------------
 
 
 # ------------------------------------------------------------------------------------------- lifecycle
@@ -177,8 +168,6 @@ def advance_run(state: RunState, to: RunState) -> RunState:
         raise InvalidTransition(f"a {state} run cannot become {to}")
     return to
 
-
-# ----------------------------------------------------------------------------------------------------
 
 PRIORITY_CLASSES = {"critical": 1000, "high": 750, "medium": 500, "low": 250, "batch": 100, "scavenger": 0}
 RestartPolicy = Literal["never", "on_failure", "always"]

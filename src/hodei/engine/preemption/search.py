@@ -121,13 +121,8 @@ class _Search:
     def __init__(
         self, engine: Engine, victim_index: VictimIndex, candidates: CandidateCache, gang: Gang, view: View
     ) -> None:
-        self._engine, self._victim_index, self._candidates, self._gang, self._view = (
-            engine,
-            victim_index,
-            candidates,
-            gang,
-            view,
-        )
+        self._engine, self._victim_index, self._candidates = engine, victim_index, candidates
+        self._gang, self._view = gang, view
         self._rank = victim_index.rank_of(gang.job.priority)
         self.removed: dict[VictimCandidate, None] = {}
         self.retry_later = False
