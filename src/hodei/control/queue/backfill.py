@@ -4,13 +4,12 @@ if that delays no start reservation (a plugin checks that, in every queue). `pen
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Generator, Iterator
 from typing import cast
 
 import numpy as np
 
-from hodei.control.queue.base import SchedulingQueue
+from hodei.control.queue.base import GangQueue, SchedulingQueue
 from hodei.control.queue.pending_table import BIT, Gap, PendingTable, Slots
 from hodei.engine.availability import AvailabilityProfile, StartReservation
 from hodei.engine.cycle import Engine
@@ -28,14 +27,13 @@ _NEVER = int(np.iinfo(np.int64).max)
 _MAX_UNRESERVED = 100
 
 
-class BackfillQueue:
+class BackfillQueue(GangQueue):
     """The pending gangs of a profile with start reservations. Refused gangs are parked until a trigger fires; gangs that
     exceed the largest free amounts are not tried."""
 
     def __init__(self, profile: Profile, engine: Engine) -> None:
-        self.profile = profile
+        super().__init__(profile)
         self.queue = cast("TimedQueue", profile.queue)
-        self.gangs: dict[JobId, Gang] = {}
         self.kind: StartKind = "head"
         self._next_head: JobId | None = None
         self._engine = engine
@@ -43,8 +41,6 @@ class BackfillQueue:
         self._pending_table = PendingTable(self.queue, self.gangs)
         self._refusals: dict[JobId, Refusal] = {}
         self._needs_capacity: set[JobId] = set()
-        self._backoff: list[tuple[int, JobId]] = []
-        self._until: dict[JobId, int] = {}
         self._freed = True  # capacity was freed: start reservations may move forward
         self.lapsed = False  # a start reservation could not be kept in the last round
         self._largest_version: tuple[int, ...] = ()
@@ -58,9 +54,6 @@ class BackfillQueue:
         self._settled: tuple[int, ...] | None = None
         self._settled_until = 0
 
-    def __len__(self) -> int:
-        return len(self.gangs)
-
     # ----------------------------------------------------------------------------------- adding, removing
 
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
@@ -68,10 +61,12 @@ class BackfillQueue:
         gang.estimate_ms = gang.estimate_ms or self.queue.estimate_ms(gang)
         self.gangs[gang.id] = gang
         if not_before_ms > now_ms:
-            self._until[gang.id] = not_before_ms
-            heapq.heappush(self._backoff, (not_before_ms, gang.id))
+            self._wait_until(gang.id, not_before_ms)
         else:
-            self._pending_table.add(gang)
+            self._queue(gang)
+
+    def _queue(self, gang: Gang) -> None:
+        self._pending_table.add(gang)
 
     def _exit(self, job: JobId) -> None:
         self._pending_table.remove(job)
@@ -119,8 +114,7 @@ class BackfillQueue:
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
         self._exit(gang.id)
-        self._until[gang.id] = until_ms
-        heapq.heappush(self._backoff, (until_ms, gang.id))
+        self._wait_until(gang.id, until_ms)
 
     def wake(self, *triggers: Trigger) -> None:
         bits = 0
@@ -131,18 +125,6 @@ class BackfillQueue:
             self._settled = None
         if self._pending_table.wake(bits):
             self._settled = None
-
-    def wake_due(self, now_ms: int) -> None:
-        while self._backoff and self._backoff[0][0] <= now_ms:
-            until, job = heapq.heappop(self._backoff)
-            if self._until.get(job) == until:
-                del self._until[job]
-                self._pending_table.add(self.gangs[job])
-
-    def next_due_ms(self) -> int | None:
-        while self._backoff and self._until.get(self._backoff[0][1]) != self._backoff[0][0]:
-            heapq.heappop(self._backoff)
-        return self._backoff[0][0] if self._backoff else None
 
     # ------------------------------------------------------------------------------------------- the order
 
@@ -385,9 +367,6 @@ class BackfillQueue:
 
     def refusal_of(self, gang: Gang) -> Refusal | None:
         return self._refusals.get(gang.id)
-
-    def backing_off_until(self, job: JobId) -> int:
-        return self._until.get(job, 0)
 
     def position(self, gang: Gang, view: View | None = None) -> int:
         """1 for the first gang."""

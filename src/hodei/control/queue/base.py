@@ -52,12 +52,47 @@ class _Group:
         return self.refusal is None and self.kind.refusal is None
 
 
-class SchedulingQueue:
-    """The pending gangs of one profile."""
+class GangQueue:
+    """What all queues have in common: the pending gangs of one profile, and those that back off."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.gangs: dict[JobId, Gang] = {}
+        self._backoff: list[tuple[int, JobId]] = []
+        self._until: dict[JobId, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.gangs)
+
+    def _queue(self, gang: Gang) -> None:
+        """Let a gang take part in the order."""
+        raise NotImplementedError
+
+    def _wait_until(self, job: JobId, until_ms: int) -> None:
+        self._until[job] = until_ms
+        heapq.heappush(self._backoff, (until_ms, job))
+
+    def wake_due(self, now_ms: int) -> None:
+        while self._backoff and self._backoff[0][0] <= now_ms:
+            until, job = heapq.heappop(self._backoff)
+            if self._until.get(job) == until:
+                del self._until[job]
+                self._queue(self.gangs[job])
+
+    def next_due_ms(self) -> int | None:
+        while self._backoff and self._until.get(self._backoff[0][1]) != self._backoff[0][0]:
+            heapq.heappop(self._backoff)
+        return self._backoff[0][0] if self._backoff else None
+
+    def backing_off_until(self, job: JobId) -> int:
+        return self._until.get(job, 0)
+
+
+class SchedulingQueue(GangQueue):
+    """A queue in the order of `queue_sort`, with turns of tenants."""
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
         self._groups: dict[Hashable, _Group] = {}
         self._kinds: dict[Hashable, _Kind] = {}
         self._parked: dict[Hashable, _Group] = {}
@@ -67,15 +102,10 @@ class SchedulingQueue:
         self._turns: dict[str, int] = {}
         self._clock = 0
         self._pending: Counter[str] = Counter()
-        self._backoff: list[tuple[int, JobId]] = []
-        self._until: dict[JobId, int] = {}
         # Gangs that form groups of their own, because of their labels.
         self._apart: dict[JobId, Hashable] = {}
         # All gangs in queue order, by tenant, for `position`.
         self._positions: dict[Hashable, SortedKeys[Order]] = {}
-
-    def __len__(self) -> int:
-        return len(self.gangs)
 
     # ----------------------------------------------------------------------------------- adding, removing
 
@@ -93,8 +123,7 @@ class SchedulingQueue:
             positions = self._positions[key] = SortedKeys()
         positions.add(gang.order, self.profile.queue.charge(gang))
         if not_before_ms > now_ms:
-            self._until[gang.id] = not_before_ms
-            heapq.heappush(self._backoff, (not_before_ms, gang.id))
+            self._wait_until(gang.id, not_before_ms)
         else:
             self._queue(gang)
 
@@ -180,8 +209,7 @@ class SchedulingQueue:
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
         """Only this gang waits; the others of its group stay active."""
-        self._until[gang.id] = until_ms
-        heapq.heappush(self._backoff, (until_ms, gang.id))
+        self._wait_until(gang.id, until_ms)
         self._update_group(gang.group)
 
     def wake(self, *triggers: Trigger) -> None:
@@ -200,18 +228,6 @@ class SchedulingQueue:
         for key in list(kind.groups):
             self._update_group(key)
 
-    def wake_due(self, now_ms: int) -> None:
-        while self._backoff and self._backoff[0][0] <= now_ms:
-            until, job = heapq.heappop(self._backoff)
-            if self._until.get(job) == until:
-                del self._until[job]
-                self._queue(self.gangs[job])
-
-    def next_due_ms(self) -> int | None:
-        while self._backoff and self._until.get(self._backoff[0][1]) != self._backoff[0][0]:
-            heapq.heappop(self._backoff)
-        return self._backoff[0][0] if self._backoff else None
-
     def needs_capacity(self) -> bool:
         """Whether preemption could help a gang here."""
         parked = [kind.refusal for kind in self._parked_kinds.values()]
@@ -223,9 +239,6 @@ class SchedulingQueue:
     def refusal_of(self, gang: Gang) -> Refusal | None:
         group = self._groups.get(gang.group)
         return (group.refusal or group.kind.refusal) if group is not None else None
-
-    def backing_off_until(self, job: JobId) -> int:
-        return self._until.get(job, 0)
 
     def position(self, gang: Gang, view: View | None = None) -> int:
         """1 for the first gang, in the order of tries if every gang fitted."""

@@ -211,7 +211,7 @@ def test_the_node_that_passes_the_fewest_budgets_is_chosen_even_at_the_cost_of_h
     assert sorted(harness.stopped()) == ["3.0.1", "4.0.1"]
 
 
-def test_on_one_node_those_are_let_off_first_who_would_pass_a_budget():
+def test_on_one_node_victims_that_would_violate_a_budget_are_reprieved_first():
     harness = _house(2)
     _run(harness, 1, 0)
     _run(harness, 2, 3)

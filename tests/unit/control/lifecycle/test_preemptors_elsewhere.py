@@ -173,7 +173,7 @@ def test_of_many_preemptors_of_one_kind_each_finds_what_has_become_free_on_its_o
         assert harness.started() == [f"{held[node]}.0.1"]
 
 
-# ----------------------------------------------------------------------------------------------- sparing
+# ----------------------------------------------------------------------------------------------- withdrawn stops
 
 
 def test_a_victim_that_is_not_needed_stays_if_its_stop_order_was_not_sent():

@@ -33,7 +33,7 @@ def test_a_running_job_saves_its_work_leaves_and_is_held():
     assert harness.kinds(1)[-3:] == ["job.suspend_requested", "run.ended", "job.suspended"]
 
 
-def test_a_resumed_job_is_a_new_attempt_with_the_same_place_in_line_and_the_same_failures():
+def test_a_resumed_job_is_a_new_attempt_with_the_same_queue_position_and_failures():
     harness = a_running(retries=3)
     harness.see("1.0.1", "failed", 1)
     harness.later(5_000)
