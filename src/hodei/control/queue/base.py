@@ -9,6 +9,7 @@ tries as there are kinds of work, not as many as there are jobs. Tenants take tu
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Hashable
 
@@ -52,7 +53,7 @@ class _Group:
         return self.refusal is None and self.kind.refusal is None
 
 
-class GangQueue:
+class GangQueue(ABC):
     """What all queues have in common: the pending gangs of one profile, and those that back off."""
 
     def __init__(self, profile: Profile) -> None:
@@ -64,9 +65,9 @@ class GangQueue:
     def __len__(self) -> int:
         return len(self.gangs)
 
+    @abstractmethod
     def _queue(self, gang: Gang) -> None:
         """Let a gang take part in the order."""
-        raise NotImplementedError
 
     def _wait_until(self, job: JobId, until_ms: int) -> None:
         self._until[job] = until_ms
