@@ -129,7 +129,7 @@ def test_a_host_never_exceeds_max_containers(tell, dockerd):
         while not all(
             any(seen.run == order.run.id and seen.state == "succeeded" for seen in desk.observed) for order in orders
         ):
-            there = await asyncio.to_thread(dockerd().ask, "GET", "/containers/json")
+            there = await asyncio.to_thread(dockerd().request, "GET", "/containers/json")
             most = max(most, len(there))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.1):
