@@ -1,7 +1,7 @@
 #!/bin/sh
 # Helm for the test that compares the chart with the plain manifests, built once from the Go module proxy:
 #   build-helm.sh [FOLDER]
-# Go (scripts/install-go.sh gets one if need be) is all it needs. It is there whole or not at all.
+# It needs only Go (scripts/install-go.sh fetches one if necessary). The binary appears when it is complete.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 version=v3.22.0

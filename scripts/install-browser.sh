@@ -1,5 +1,5 @@
 #!/bin/sh
-# Chromium and its driver, for the tests that look at pages; on a machine where this may be done (root, apt-get).
+# Installs Chromium and its driver for the browser tests, on a machine with root and apt-get.
 set -eu
 if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

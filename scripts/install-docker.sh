@@ -10,7 +10,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing docker" >&2
 export DEBIAN_FRONTEND=noninteractive
-# Its own daemon is not wanted: the tests start theirs.
+# The daemon of the package must not start: the tests start their own.
 made=
 if [ ! -e /usr/sbin/policy-rc.d ]; then
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod 755 /usr/sbin/policy-rc.d && made=yes

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm with its daemons, for the tests and figures that need a real one; on a machine where this may be done (root, apt-get).
+# Slurm with its daemons, for the tests and benchmarks that need it, on a machine with root and apt-get.
 set -eu
 if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v slurmrestd >/dev/null &&
     command -v munged >/dev/null && command -v sbatch >/dev/null; then exit 0; fi
@@ -10,7 +10,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing slurm" >&2
 export DEBIAN_FRONTEND=noninteractive
-# The daemons are for the tests to start: a machine without this file would start its own at once.
+# The tests start the daemons: without this file the packages would start their own at once.
 if [ ! -e /usr/sbin/policy-rc.d ]; then
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
     chmod 755 /usr/sbin/policy-rc.d

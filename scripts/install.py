@@ -44,7 +44,7 @@ def pip_install(*args: str) -> int:
     if pip.returncode:
         print("".join(output), file=sys.stderr)
         print(f"error: pip ended with exit code {pip.returncode}; its output is above", file=sys.stderr)
-        print("  next: if a download failed, run the same command again: what is here already is kept", file=sys.stderr)
+        print("  next: if a download failed, run the same command again; downloaded packages are kept", file=sys.stderr)
     return pip.returncode
 
 

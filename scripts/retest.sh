@@ -1,6 +1,6 @@
 #!/bin/sh
 # retest.sh BIN: run the tests that failed in the last runs of pytest again, one after the other, if they are few.
-# A test that fails beside others and passes alone depends on the speed or the state of the machine. That is a defect to
+# A test that fails among others and passes alone depends on the speed or the state of the machine. That is a defect to
 # repair, but no reason to discard a whole CI run. Many failures, or none on record, are.
 set -eu
 bin=$1
