@@ -155,7 +155,7 @@ args = ["touch", "{marker}"]
 """
     for more in ((), ("--dry-run",)):
         said = cluster.hodei("config", "set", "-", *more, input=code)
-        assert "is a path to code that the server's own file does not name" in said.err
+        assert "is code that the server's configuration file does not name" in said.err
     assert not marker.exists()
 
 
@@ -183,7 +183,7 @@ def test_the_signal_hup_reads_the_file_again_and_names_what_needs_a_restart(clus
     assert cluster.server is not None
     cluster.server.send_signal(signal.SIGHUP)
     until(lambda: "configuration 2 (reload by SIGHUP) is in force" in cluster.said(), "it has reloaded")
-    assert "server.retention has changed, which counts after a restart" in cluster.said()
+    assert "server.retention has changed, which needs a restart" in cluster.said()
     again = cluster.ok("reload").out
     assert "no scheduling setting is different" in again
     assert 'server.retention = "30d" -> "7d"' in again
