@@ -382,13 +382,17 @@ def _codes_of_reasons(node: ast.AST) -> set[str]:
     return set()
 
 
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
 def _named_codes(node: ast.AST) -> set[str]:
     values: list[ast.expr] = []
     if (isinstance(node, ast.keyword) and node.arg == "code") or (
         isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "code" for t in node.targets)
     ):
         values = [node.value]
-    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Refused", "_reply"):
+    elif isinstance(node, ast.Call) and _called(node) in ("Refused", "_reply", "_refuse"):
         values = list(node.args)
     elif isinstance(node, ast.Dict):
         values = [v for k, v in zip(node.keys, node.values, strict=True) if getattr(k, "value", "") == "code"]
@@ -442,6 +446,6 @@ _EXAMPLE_PATHS = {"plugins/keep_light.py", "setup.sh", "RUN.sh", "installation.p
 def test_every_module_that_a_page_names_exists() -> None:
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
     named = {(page.name, path) for page in pages for path in re.findall(r"`([\w./-]+\.(?:py|sh))`", page.read_text())}
-    roots = (ROOT, ROOT / "src", SOURCE, ROOT / "tests")
+    roots = (ROOT, ROOT / "src", SOURCE, ROOT / "tests", *(ROOT / "examples").iterdir())
     missing = {(page, path) for page, path in named if not any((root / path).exists() for root in roots)}
     assert {(page, path) for page, path in missing if path not in _EXAMPLE_PATHS} == set()
