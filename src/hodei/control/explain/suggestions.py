@@ -1,6 +1,6 @@
 """Suggestions: single changes that would let a pending job start now, and the run whose end would.
 
-Plugins propose (see `engine.changes`); each is applied to a copy of the spec, tried by the real engine on the live
+Plugins propose (see `engine.explain`); each is applied to a copy of the spec, tried by the real engine on the live
 table, and undone. Call it inside `table.trial()`.
 
 The smallest change comes first: a resource lowered by up to half (the smallest cut first), a toleration, a dropped rule,
