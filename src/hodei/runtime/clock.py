@@ -29,7 +29,7 @@ def steady_ms() -> int:
 
 class SystemClock:
     """Wall time that bridges small steps back. After a larger one it stands still until the wall clock has caught up, or,
-    if it `follows`, steps back too and counts it in `set_back_ms`: times that are now ahead have to be computed anew."""
+    if it `follows`, steps back too and counts it in `set_back_ms`: times that are now ahead have to be computed again."""
 
     def __init__(self, *, follows: bool = False, wall_ms: Callable[[], int] = wall_ms) -> None:
         self._wall_ms, self._follows = wall_ms, follows

@@ -104,7 +104,7 @@ class ForecastTask:
             self._forecasts.ended(job)
 
     async def run(self, commit: Commit) -> None:
-        """Forecasts all pending jobs every so often, forever."""
+        """Forecasts all pending jobs at its interval, forever."""
         await self._load()
         await asyncio.sleep(min(self._every_s, _FIRST_ROUND_S))
         while True:
