@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-CUT_SHORT = "saving its work was cut short"
+CUT_SHORT = "its checkpoint was cut short"
 # Signals that the agent's wrapper of a run survives; any other would end the wrapper, and the run with it.
 CHECKPOINT_SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
 # Less than one part in so many of a core is idle.
@@ -23,7 +23,7 @@ def timeout_reason(timeout_ms: int) -> str:
 
 
 def idle_reason(idle_ms: int) -> str:
-    return f"nothing happened in it for {idle_ms / 1000:g}s"
+    return f"it was idle for {idle_ms / 1000:g}s"
 
 
 def oom_reason(limit_bytes: int = 0) -> str:

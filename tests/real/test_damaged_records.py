@@ -173,11 +173,11 @@ def test_a_run_without_a_record_continues_until_its_job_is_cancelled(installatio
     assert change(installation, "DELETE FROM run WHERE job = ?", job) == 1
     installation.up()
     assert installation.state(job) == "held"
-    until(lambda: "it is left alone" in installation.said(), "the server has seen it")
+    until(lambda: "although its record is damaged" in installation.said(), "the server has seen it")
     assert alive(pid)
     refused = installation.hodei("release", str(job))
     assert refused.code != 0
-    assert "may still be going on" in refused.err
+    assert "may still be active" in refused.err
     installation.ok("cancel", str(job))
     until(lambda: not alive(pid), "its run is stopped when somebody wants it")
 

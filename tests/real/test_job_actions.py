@@ -99,7 +99,7 @@ def test_a_checkpoint_on_demand_is_refused_for_a_job_without_a_hook(installation
     )
     assert run.state == "running"
     said = installation.hodei("checkpoint", str(plain))
-    assert (said.code, "NO_CHECKPOINT" in said.err, "how its work is saved" in said.err) == (8, True, True)
+    assert (said.code, "NO_CHECKPOINT" in said.err, "how to take a checkpoint" in said.err) == (8, True, True)
     assert "CHECKPOINT" in installation.ok("job", "show", str(id)).out
 
 
@@ -109,7 +109,7 @@ def test_a_running_job_is_moved_only_if_another_node_can_take_it(installation: I
     before = installation.job(id).runs[0].node
     other = filler(installation, cpu=1)
     said = installation.hodei("migrate", str(id))
-    assert (said.code, "stays where it is" in said.err, "--force" in said.err) == (8, True, True)
+    assert (said.code, "cannot be moved" in said.err, "--force" in said.err) == (8, True, True)
     assert installation.hodei("migrate", str(id), "--to", "nowhere").code == 3
     installation.ok("cancel", str(other))
     installation.ended(other)

@@ -127,7 +127,7 @@ def test_a_second_server_in_a_home_is_refused(installation: Installation) -> Non
     second.start()
     assert second.server is not None
     assert second.server.wait(20) == 8
-    assert "is running in" in second.said()
+    assert "is already running in" in second.said()
     assert installation.hodei("up", "-d", "--port", "0").code == 0  # says so, and leaves it be
     assert "already running" in installation.hodei("up", "-d", "--port", "0").err
     installation.works()

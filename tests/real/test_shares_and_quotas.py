@@ -153,7 +153,7 @@ def test_every_term_of_a_priority_is_shown_and_they_add_up(installation: Install
     assert f"job {waits} is number 1 of 1 in its queue (multifactor)" in said
     running = installation.hodei("priority", str(waits - 1))
     assert running.code != 0
-    assert "it has no place in a line" in running.err
+    assert "it is not in a queue" in running.err
 
 
 # ---------------------------------------------------------------------------------------------------- quotas
@@ -261,7 +261,7 @@ def test_a_role_limits_the_priority_and_every_role_may_read(installation: Instal
     assert installation.hodei("submit", "--priority=high", "--", "true", env=ann).code == 0
     said = installation.hodei("submit", "--priority=critical", "--", "true", env=ann)
     assert said.code != 0
-    assert "asks for priority 1000; the role user may give at most 750" in said.err
+    assert "requests priority 1000; the role user may use at most 750" in said.err
     assert "PRIORITY_TOO_HIGH" in said.err
     answer = installation.request(
         "POST", "/api/v1/jobs", b'{"command": ["true"], "priority": 751}', token=ann["HODEI_TOKEN"],
