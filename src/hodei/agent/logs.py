@@ -180,8 +180,6 @@ def _write_gap(dir_fd: int, stream: str, gap: _Gap) -> None:
     os.replace(f"{name}.new", name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
-# ------------------------------------------------------------------------------------------- log times
-
 # Above this half of the marks are dropped, so that the rest stays spread evenly over time.
 MAX_MARKS = 2048
 _MAX_TIMES_BYTES = 256 * 1024

@@ -15,8 +15,6 @@ from hodei.model.effects import Start
 from hodei.model.job import JobSpec
 from hodei.model.resources import CPU, MEMORY
 
-# ------------------------------------------------------------------------- host and number lists of Slurm
-
 # More names than this in one list is a mistake (`n[1-999999999]`).
 MOST_HOSTS = 100_000
 

@@ -20,8 +20,6 @@ from hodei.model.resources import CPU, GPU, Resources
 from hodei.plugins.fragmentation import Fragments, Shape, typical_workload
 from hodei.sim.traces import Workload
 
-# --------------------------------------------------------------------------------------------- results
-
 # From the head of the queue, backfilled ahead of a start reservation, or on capacity that no start reservation needs.
 StartKind = Literal["head", "backfill", "spill"]
 
@@ -290,8 +288,6 @@ def _changes(outcome: Outcome) -> Iterator[tuple[int, Outcome, str, int]]:
     if outcome.ended_ms >= 0:
         yield outcome.ended_ms, outcome, "presence", -1
 
-
-# --------------------------------------------------------------------------------------- fragmentation
 
 # Typical requests are the most frequent ones of the first jobs. Limits keep the cost low on ten thousand nodes.
 _SAMPLED_JOBS = 5000

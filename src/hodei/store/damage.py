@@ -120,8 +120,6 @@ def _bytes_if_invalid(value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------------------------ placeholders
-
 # Fields that no decision depends on: a job with all other fields intact continues unchanged.
 _TEXT_FIELDS = frozenset({"reason", "reason_code", "nodes", "failure"})
 _REQUEST = re.compile(r'"request"\s*:\s*(\{[^{}]*\})')

@@ -63,8 +63,6 @@ def _pragma(db: sqlite3.Connection, name: str) -> int:
     return number
 
 
-# ----------------------------------------------------------------------------------------------------
-
 LOW_DISK_BYTES = 1 << 30
 # With less, not even one commit fits.
 NO_DISK_BYTES = 64 << 10

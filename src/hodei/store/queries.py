@@ -87,8 +87,6 @@ def prune_audit(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
     return deleted.rowcount
 
 
-# ----------------------------------------------------------------------------------------------------
-
 MAX_PAGE = 1000
 # With labels jobs are checked one by one: at most this many for a page, which may then be short but not the last.
 MAX_SCANNED = 20_000

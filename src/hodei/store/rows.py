@@ -250,7 +250,6 @@ def rows_in(encoded: str) -> list[list[Any]]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------- state counts
 # The number of jobs in each state, updated with every commit so that reading it is cheap.
 
 

@@ -23,7 +23,6 @@ from hodei.store.batch import Batch
 from hodei.store.damage import Suspects, fetch
 from hodei.store.schema import ENDED
 
-# ----------------------------------------------------------------------------------------------- usage
 # One row per account, resource and bucket of time.
 
 
@@ -58,8 +57,6 @@ def _usage_row(row: Sequence[Any]) -> UsageRow:
         raise ValueError("a time out of range")
     return UsageRow(tuple(names), resource, start_ms, width_ms, int(amount))
 
-
-# ----------------------------------------------------------------------------------------------------
 
 # SQLite accepts 32,766 parameters in a statement; half of it keeps prepared statements small.
 _MAX_PARAMETERS = 16_384

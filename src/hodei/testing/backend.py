@@ -124,8 +124,6 @@ class Bench(RunRecorder):
             await self.stop(run, 0, StopReason("cancelled", "the test is over"))
 
 
-# ------------------------------------------------------------------------------------------------ suite
-
 # Arguments that a shell would interpret.
 HOSTILE = (
     "a b", "$(id)", "`id`", "; id #", "'", '"', "\\", "*", "-n", "${HOME}", "a\nb", "%s", "é", "&& id", "|id", "!!",

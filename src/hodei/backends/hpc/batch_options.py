@@ -365,7 +365,6 @@ class PbsOptions(AnnotationOptions):
         return tuple((self._LETTERS[name], value) for name, value in super().of(order, partition))
 
 
-# ---------------------------------------------------------------------------------------- redirections
 # `--output`, `--error` and `--input` of sbatch, with their file name patterns (`%j`, `%A_%a`).
 
 # Slurm's value of %a in a job that is not an array.

@@ -252,8 +252,6 @@ def pbs_name(name: str) -> str:
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9_.+-]", "_", name)) or "hodei"
 
 
-# ------------------------------------------------------------------------------------------------ jobs
-
 # States that are not listed count as running. M: moved to another server; X: an ended element of an array.
 _PHASES: dict[str, Phase] = {
     **dict.fromkeys("QHWTM", "pending"), **dict.fromkeys("BRESU", "running"), **dict.fromkeys("FXC", "ended"),

@@ -202,8 +202,6 @@ def _unless_null(text: str | None) -> str:
     return "" if text in (None, "(null)", "N/A") else text
 
 
-# ------------------------------------------------------------------------------------------------ jobs
-
 # States that are not listed count as running: an unknown state must not end a run.
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _ENDED = {
@@ -266,8 +264,6 @@ def job_status(
         submit_s=submit_s,
     )
 
-
-# ----------------------------------------------------------------------------------------- submissions
 
 # Errors of a submission that a retry does not change. All others may pass.
 _PERMANENT = re.compile(

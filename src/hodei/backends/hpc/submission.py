@@ -173,8 +173,6 @@ def job_name(name: str) -> str:
     return shown or "hodei"
 
 
-# ------------------------------------------------------------------------------------------ submitting
-
 # How long after the first complete job list an unconfirmed job may still turn up, and how often it is searched for.
 CONFIRM_WINDOW_S = 5.0
 CONFIRM_EVERY_S = 1.0

@@ -503,8 +503,6 @@ class Runs:
             table.pop(run, None)
 
 
-# ----------------------------------------------------------------------------------------- unconfirmed
-
 # An API server abandons a request after a minute by default (--request-timeout).
 DOUBT_S = 75.0
 POLL_S = 1.0

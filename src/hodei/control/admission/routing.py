@@ -34,7 +34,6 @@ FAULTS = 3
 _DEFAULT_GRACE_MS = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("grace_ms")].default
 
 
-# ----------------------------------------------------------------------------------------- wait limits
 # How long a job may wait before it fails: by the job itself, else by its profile, else by the server.
 
 

@@ -253,8 +253,6 @@ def _texts(blockers: list[Blocker]) -> str:
     return "; ".join(dict.fromkeys(blocker.text for blocker in blockers))
 
 
-# ---------------------------------------------------------------------------------------- next release
-
 # The first expected ends that are considered; later ones are too uncertain.
 _MAX_ENDS = 1000
 

@@ -383,8 +383,6 @@ def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> Prior
     return PriorityBreakdown(job, total, terms, position, len(queue), policy.name)
 
 
-# ---------------------------------------------------------------------------------------- dependencies
-
 # Open dependencies that are listed, and those that are explained in turn.
 _LISTED = 20
 _EXPLAINED = 3

@@ -100,7 +100,6 @@ class Circuit:
         return now_ms + (min(self.policy.pauses.base_ms, every_ms) if self.failures else every_ms)
 
 
-# --------------------------------------------------------------------------------------- queue breakers
 # While the cluster stays full, retries that only the passing of time calls for become less frequent.
 
 FREES_CAPACITY: frozenset[Trigger] = frozenset({"run_ended", "node_joined", "node_changed", "job_ended"})

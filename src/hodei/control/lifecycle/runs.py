@@ -55,7 +55,6 @@ def lost_together(run: Run, at_ms: int) -> bool:
     return run.state == "lost" and gang_action(run) == "repair" and run.finished_ms == at_ms
 
 
-# ------------------------------------------------------------------------------------------ timestamps
 # Clocks differ and are set: no time of the past may lie in the future.
 
 

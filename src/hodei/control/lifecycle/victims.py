@@ -108,7 +108,6 @@ class StopWithdrawals:
             self._cluster.act(stop_order(self._cluster.jobs[run.job], run, run.stop_reason))
 
 
-# ------------------------------------------------------------------------------------------ linked jobs
 # Jobs that are one gang though each is a job of its own, such as the pods of a group. A preemptor stops all of them, or
 # only those that the gang can do without. For the search for victims a link is one gang with a negative number; what the
 # search finds is split into jobs again.

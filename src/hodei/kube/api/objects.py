@@ -351,7 +351,6 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-# --------------------------------------------------------------------------------------- group objects
 # Pod groups of several projects. Only fields that exist in all versions of these APIs are read.
 
 

@@ -56,7 +56,6 @@ def readable(given: Mapping[str, Quantity]) -> tuple[Resources, list[str]]:
     return found, problems
 
 
-# --------------------------------------------------------------------------------------------- numbers
 # Numbers of objects, limited to a range: an object may contain any value, and none may crash the scheduler.
 
 

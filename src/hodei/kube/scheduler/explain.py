@@ -205,8 +205,6 @@ def _pod_names(scheduler: PodSchedulerParts, explanation: Explanation | None) ->
     return {str(number): name for number in sorted(numbers) if (name := scheduler.pods.name_of(number))}
 
 
-# ------------------------------------------------------------------------------------------- manifests
-
 # The pod template of kinds that do not keep it in `spec.template`.
 _TEMPLATES = {
     "Pod": (),

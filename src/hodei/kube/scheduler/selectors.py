@@ -119,7 +119,6 @@ def _format_list(values: Iterable[str]) -> str:
     return "[" + ",".join(f'"{value}"' for value in values) + "]"
 
 
-# ------------------------------------------------------------------------------------- topology spread
 # The pod's own rules, or the cluster's defaults for pods that a service or workload selects.
 
 

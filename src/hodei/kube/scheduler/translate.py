@@ -349,8 +349,6 @@ def _ports(spec: objects.PodSpec) -> tuple[HostPort, ...]:
     return tuple(out)
 
 
-# ------------------------------------------------------------------------------------------------ reader
-
 # Undeclared requests only affect scores, never whether a pod fits.
 _UNLIMITED = dict.fromkeys(UNDECLARED.values(), 1 << 50)
 # One per node, with --one-pod-per-node.

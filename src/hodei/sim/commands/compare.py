@@ -35,7 +35,6 @@ from hodei.sim.metrics import Result, summary
 from hodei.sim.policies import policy
 from hodei.sim.report import draw_table, write_report
 
-# ------------------------------------------------------------------------------------- parallel processes
 # Each simulation runs in its own process and reports its progress to the parent, which alone writes to the terminal. One
 # that fails or is killed affects no other.
 
@@ -147,9 +146,6 @@ def _run_in_child(connection: Connection, request: SimulationRequest) -> None:
             connection.send(("failed", f"{shown}; this is a bug, HODEI_DEBUG=1 shows where"))
     except BrokenPipeError:
         os._exit(1)
-
-
-# ----------------------------------------------------------------------------------------------------
 
 
 def policy_names(text: str) -> list[str]:

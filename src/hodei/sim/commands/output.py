@@ -155,7 +155,6 @@ def print_notes(notes: list[str], out: Path | None = None) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-# ------------------------------------------------------------------------------------------------- files
 # The target is checked before the simulation starts, so that a wrong path is reported at once.
 
 

@@ -41,8 +41,6 @@ from hodei.sim.report.table import (
     used_share,
 )
 
-# -------------------------------------------------------------------------------------------- fairness
-
 # Over how long shares should be even: the default half-life of fair share.
 FAIRNESS_WINDOW_MS = 7 * 86_400_000
 

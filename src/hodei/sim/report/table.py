@@ -118,8 +118,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-# ----------------------------------------------------------------------------------------------------
-
 _GREEN, _RESET = "\x1b[1;32m", "\x1b[0m"
 
 

@@ -121,8 +121,6 @@ def _known_only(after: Dependencies, by_id: dict[int, ScenarioJob]) -> Dependenc
     return Dependencies(tuple(of) if need else (), 0 if need == len(of) else need, after.timeout_ms)
 
 
-# --------------------------------------------------------------------------------------------- scenario
-
 # Start of simulated time: far enough from the epoch for times before the scenario.
 BEGIN_MS = 1_000_000_000_000
 ENDINGS = (".scenario.yaml", ".scenario.yml")

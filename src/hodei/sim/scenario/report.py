@@ -102,7 +102,6 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------- update
 # Rewrites the failed expectations of a scenario file; everything else stays, including comments. A file without
 # expectations gets a line for every job.
 

@@ -43,7 +43,6 @@ from hodei.sim.scenario.parse import BEGIN_MS
 from hodei.sim.scenario.schema import FOREVER_MS, NODE_VERBS, Scenario, ScenarioFact, ScenarioJob
 from hodei.wiring import make_controller
 
-# ---------------------------------------------------------------------------------------------- history
 # Times are in milliseconds since the start of the scenario.
 
 
@@ -185,8 +184,6 @@ def _job_facts(fact: ScenarioFact, runner: ScenarioRunner) -> list[Fact]:
         for _, run in wanted[: None if fact.member is not None else 1]
     ]
 
-
-# ---------------------------------------------------------------------------------------------- runner
 
 # How long the scenario continues for jobs that only time could unblock, after the last time in the file.
 IDLE_LIMIT_MS = 3_600_000

@@ -147,7 +147,6 @@ def _user_names(users: int) -> Popularity:
     return Popularity([f"u{number}" for number in range(1, users + 1)])
 
 
-# ---------------------------------------------------------------------------------------------- lublin
 # Lublin and Feitelson (1999; J. Parallel Distrib. Comput. 63(11), 2003), with the published parameters.
 
 _LONGEST_RUN = 12.0  # logarithms of seconds: almost two days, and five
@@ -251,8 +250,6 @@ def gamma_cdf(x: float, alpha: float, beta: float) -> float:
         total += term
     return total * exp(alpha * log(x) - x - lgamma(alpha))
 
-
-# ------------------------------------------------------------------------------------------ CI and GPUs
 
 # Pushes by hour of the day: few at night, most between 9 and 18 UTC.
 OFFICE_HOURS = (2, 2, 2, 2, 2, 3, 4, 6, 8, 10, 10, 9, 8, 9, 10, 10, 10, 9, 7, 6, 5, 4, 3, 2)
