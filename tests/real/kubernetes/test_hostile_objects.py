@@ -210,7 +210,7 @@ def test_a_deleted_lease_is_created_again(cluster: Cluster, hodei_kube: PodSched
     cluster.make_nodes(1)
     cluster.make_pod("one", scheduler="leading")
     cluster.until_bound("one")
-    assert "was deleted; it is made again" in mine.said()
+    assert "was deleted; it is created again" in mine.said()
 
 
 # ------------------------------------------------------------------------------------- a part that has failed

@@ -138,7 +138,7 @@ def test_a_pod_s_service_account_is_used_inside_a_cluster(
     (tmp_path / "token").write_text(plane.token("hodei"))
     (tmp_path / "ca.crt").write_text(Path(certificate_authority(plane)).read_text())
     (tmp_path / "namespace").write_text("mine\n")
-    monkeypatch.setattr(access, "_ACCOUNT", tmp_path)
+    monkeypatch.setattr(access, "_SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -455,7 +455,7 @@ def test_two_contenders_hand_the_lead_over(plane: Plane, cluster: Cluster):
             connected(Access(kubeconfig=str(plane.kubeconfig()))) as first,
             connected(Access(kubeconfig=str(plane.kubeconfig()))) as second,
         ):
-            short = {"lasts_s": 3, "renew_within_s": 2.0, "every_s": 0.2}
+            short = {"lease_s": 3, "renew_within_s": 2.0, "renew_every_s": 0.2}
             one = Leadership(first, cluster.namespace, "hodei", "one", **short)  # type: ignore[arg-type]
             two = Leadership(second, cluster.namespace, "hodei", "two", **short)  # type: ignore[arg-type]
             tasks = [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
