@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(getattr(pytest.mark, name))
         if needed:
             item.add_marker(pytest.mark.xdist_group(needed[0]))
-        if {"slurm", "kubernetes"}.intersection(needed):
-            # Helpers of these tests (clients, a fake kubelet) leave sockets and pipes to the garbage collector.
+        if needed or item.get_closest_marker("real") or item.get_closest_marker("browser"):
+            # Clients and helpers of these tests may leave sockets and pipes to the garbage collector.
             item.add_marker(pytest.mark.filterwarnings("default::ResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"))
             item.stash[LEAVES_GARBAGE] = True

@@ -95,7 +95,7 @@ def test_the_shown_factors_can_be_computed_from_the_exported_rows(installation: 
     said = installation.ok("share", "explain", "physics").out
     assert "science/physics/ann" in said
     assert "elsewhere" not in said
-    due = "of what is due above it = 0.333333 of everything" if formula == "classic" else "= 0.666667"
+    due = "of its parent's share = 0.333333 of everything" if formula == "classic" else "= 0.666667"
     assert f"2 of 3 shares {due}" in said
     assert f"= {rows['science', 'physics', 'ann']['factor_milli'] / 1000:.3f}" in said
     assert "physics" in installation.ok("share").out
@@ -106,7 +106,7 @@ def test_an_unknown_account_is_reported_with_the_known_ones(installation: Instal
     use(installation, "web")
     said = installation.hodei("share", "explain", "wbe")
     assert (said.code, said.out) == (2, "")
-    assert "no account 'wbe' has been seen; seen so far: physics, science, web" in said.err
+    assert "there is no account 'wbe'\n  next: accounts so far: physics, science, web" in said.err
 
 
 def test_usage_survives_a_server_that_is_killed(installation: Installation) -> None:

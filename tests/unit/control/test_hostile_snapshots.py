@@ -117,7 +117,7 @@ def test_a_large_state_of_equal_jobs_is_within_the_bound() -> None:
     controller.step(NOW_MS, [NodeJoined(a_node("n1", 4))])
     controller.step(NOW_MS, [JobSubmitted(a_job(id, at_ms=NOW_MS, queued_ms=NOW_MS)) for id in range(1, 501)])
     state = dump(controller)
-    assert len(zlib.decompress(state)) < snapshot._MOST_TIMES * len(state) / 4
+    assert len(zlib.decompress(state)) < snapshot._MAX_RATIO * len(state) / 4
     assert load(state).cluster.jobs == controller.cluster.jobs
 
 
