@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, field
 
-from hodei.jobfile.parse import parse_job
+from hodei.jobfile.parse import MAX_TIME_MS, parse_job
 from hodei.jobfile.render import iso, job_document
 from hodei.jobfile.values import plain_name
 from hodei.model.audit import AuditEntry, EnvVisibility
@@ -108,6 +108,8 @@ def parse_reservation(request: ReservationRequest, now_ms: int, by: str) -> Rese
         end = checked("until", lambda: parse_moment_ms(request.until, now_ms))
     if end is not None and not 0 < end - start_ms <= _MAX_RESERVATION_MS:
         problems.append(("until" if request.until else "for", "the duration must be above 0 and at most a year"))
+    elif end is not None and end > MAX_TIME_MS:
+        problems.append(("until" if request.until else "from", "the reservation must end before the year 10000"))
     if bool(request.nodes) == bool(request.node):
         problems.append(("nodes", "give either `nodes` (how many) or `node` (which)"))
     elif not 0 <= request.nodes <= MAX_NODES or len(request.node) > MAX_NODES:

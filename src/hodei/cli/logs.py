@@ -207,7 +207,7 @@ def tail(server: Client, view: JobView, stream: str, count: int = TAIL_LINES) ->
 
 def last_lines(chunks: Iterable[bytes], count: int) -> list[bytes]:
     """The last `count` lines, without keeping earlier ones in memory."""
-    lines: deque[bytes] = deque(maxlen=count)
+    lines: deque[bytes] = deque(maxlen=min(count, sys.maxsize))
     rest = b""
     for chunk in chunks:
         *complete, rest = (rest + chunk).split(b"\n")

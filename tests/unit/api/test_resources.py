@@ -79,3 +79,8 @@ def test_a_reservation_is_shown_with_what_may_be_late():
     view = reservation_view(reservation, True, (LateRun("n1", "7.0.1"),))
     assert (view.state, view.start_at, view.places[0].resources) == ("active", "2023-11-14T22:13:20.000Z", {"cpu": "2"})
     assert (view.late[0].run, view.late[0].end_at) == ("7.0.1", "")
+
+
+def test_a_reservation_that_ends_after_the_last_year_of_the_calendar_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="year 10000"):
+        parse_reservation(request(**{"from": "9999-12-31T23:59:59Z"}), NOW_MS, "")
