@@ -126,9 +126,6 @@ def _p99(took: Sequence[float]) -> float:
     return sorted(took)[min(len(took) - 1, len(took) * 99 // 100)]
 
 
-# ------------------------------------------------------------------------------------------------- pods
-
-
 def pods(divide: int) -> Iterator[Figure]:
     from hodei.kube.api import objects
     from hodei.kube.scheduler.run import Options, build_scheduler
@@ -184,9 +181,6 @@ def pods(divide: int) -> Iterator[Figure]:
         raise RuntimeError(f"only {bound} of {many} pods were bound")
     yield _figure("pods at once", 100, many / seconds, "pods/s", "pods", least=True, note="no API server")
     yield _figure(f"memory with {many:,} pods", 2048, _peak_mb(), "MB", "pods", note="of the whole process")
-
-
-# ----------------------------------------------------------------------------------------------- phases
 
 
 class _Stopwatch:
@@ -280,9 +274,6 @@ def _job(id: int, *, cpu: int, memory: int, priority: int = 500, at_ms: int = _N
     return Job(id, spec, "pending", at_ms, at_ms, queued_ms=at_ms)
 
 
-# ----------------------------------------------------------------------------------------------- server
-
-
 def through_server(divide: int) -> Iterator[Figure]:
     jobs = 20_000 // divide
     given = SimpleNamespace(
@@ -295,9 +286,6 @@ def through_server(divide: int) -> Iterator[Figure]:
     yield _figure(
         "jobs that ended well", 99.5, 100 * (1 - found["failed"] / jobs), "%", "server", least=True, note="the same run"
     )
-
-
-# -------------------------------------------------------------------------------------------- processes
 
 
 def processes(divide: int) -> Iterator[Figure]:
@@ -341,9 +329,6 @@ def _until(client: Client, ids: Sequence[int], *states: str) -> int:
         time.sleep(0.05)
 
 
-# ------------------------------------------------------------------------------------------- simulation
-
-
 def simulation(divide: int) -> Iterator[Figure]:
     """Jobs of 1 to 16 cores and a few minutes arrive at random, with a load of 90 % of the cluster."""
     jobs, nodes, load, draw = (
@@ -381,9 +366,6 @@ def simulation(divide: int) -> Iterator[Figure]:
     yield _figure("utilisation", 85, 100 * held / (cores * (until - since)), "%", "simulation", least=True)
     share = 100 * len(started) / jobs
     yield _figure("jobs that were scheduled", 99.5, share, "%", "simulation", least=True)
-
-
-# ----------------------------------------------------------------------------------------------- engine
 
 
 def engine(divide: int) -> Iterator[Figure]:

@@ -106,9 +106,6 @@ def _fill(client: Client, jobs: int, *, names: bool) -> list[int]:
     return ids
 
 
-# ---------------------------------------------------------------------------------------------------- viewers
-
-
 def _with_viewers(home: Path, kind: str, ids: list[int], given: SimpleNamespace) -> dict[str, Any]:
     stop = multiprocessing.Event()
     answers = multiprocessing.Value("q", 0)
@@ -161,9 +158,6 @@ def _query(home: Path, kind: str, ids: list[int], number: int, stop: Any, answer
                 answers.value += 1
 
 
-# ------------------------------------------------------------------------------------------------------ array
-
-
 def _array(home: Path, client: Client, elements: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for what in ("submit", "cancel"):
@@ -193,9 +187,6 @@ def _poll_until(home: Path, latencies: list[float], stop: threading.Event) -> No
             client.ready()
         latencies.append(time.monotonic() - at)
         time.sleep(0.005)
-
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 
 def _pauses(home: Path, began: float, ended: float) -> dict[str, int]:

@@ -90,8 +90,6 @@ class Gate:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
-    # -------------------------------------------------------------------------------------- in its thread
-
     def _serve(self, up: threading.Event) -> None:
         server: asyncio.Server | None = None
 

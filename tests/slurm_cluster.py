@@ -50,8 +50,6 @@ class SlurmCluster:
         for path in (home, *home.iterdir()):
             path.chmod(0o755)
 
-    # ------------------------------------------------------------------------------------- its daemons
-
     def start(self) -> None:
         for name, size in (("munge.key", 128), ("jwt.key", 32)):
             path = self.home / name

@@ -91,9 +91,6 @@ def words(page: Path) -> str:
     return re.sub(r"(?ms)^ *```.*?^ *```\s*$", "", page.read_text())
 
 
-# --------------------------------------------------------------------------------------------------- examples
-
-
 @pytest.mark.parametrize("block", blocks("yaml", but="not a job"))
 def test_a_job_in_the_documentation_is_a_job(block: Block) -> None:
     for document in load_yaml(block.text, name=str(block)):
@@ -126,9 +123,6 @@ def test_no_block_names_a_comment_that_nobody_understands() -> None:
     known = {"", "run", "not a job", "not a configuration"}
     odd = [str(b) for b in BLOCKS if b.comment not in known and not b.comment.startswith("file: ")]
     assert odd == []
-
-
-# ---------------------------------------------------------------------------------------------------- running
 
 
 class Command(NamedTuple):
@@ -220,9 +214,6 @@ def test_the_python_of_a_page_runs_against_a_real_server(
             assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
 
 
-# ------------------------------------------------------------------------------------------------------ links
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     dead = []
@@ -252,9 +243,6 @@ def test_no_page_names_a_path_of_the_machine_it_was_written_on() -> None:
     home = str(Path.home())
     told = [str(page) for page in PAGES if str(ROOT) in page.read_text() or f"{home}/" in page.read_text()]
     assert told == []
-
-
-# -------------------------------------------------------------------------------------------------- reference
 
 
 def first_cells(page: Path, section: str = "") -> list[tuple[str, ...]]:

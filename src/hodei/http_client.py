@@ -124,8 +124,6 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.used = False
 
-    # ------------------------------------------------------------------------------------ called by the pool
-
     @property
     def usable(self) -> bool:
         return not self._failure and self._transport is not None and not self._transport.is_closing()
@@ -215,8 +213,6 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    # ------------------------------------------------------------------------------------ called by the event loop
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=1 << 22)
@@ -251,8 +247,6 @@ class Connection(asyncio.Protocol):
     def _framed(self) -> bool:
         headers = self._reply.headers
         return b"content-length" in headers or b"transfer-encoding" in headers
-
-    # ------------------------------------------------------------------------------------ called by the parser
 
     def on_message_begin(self) -> None:
         if self._complete:

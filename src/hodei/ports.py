@@ -31,9 +31,6 @@ class Clock(Protocol):
         ...
 
 
-# ------------------------------------------------------------------------------------------ estimator
-
-
 class Estimator(Protocol):
     """Estimates run times. Pure: the same answers after the same samples, no I/O.
 
@@ -49,9 +46,6 @@ class Estimator(Protocol):
     def learn(self, ran: RuntimeSample) -> None:
         """A job ended by itself."""
         ...
-
-
-# ---------------------------------------------------------------------------------------------- store
 
 
 class Opened(Struct, frozen=True):
@@ -259,9 +253,6 @@ class Store(History, Audit, DamagedRecords, Protocol):
     def close(self) -> None: ...
 
 
-# -------------------------------------------------------------------------------------------- backend
-
-
 # Optional capabilities. `capabilities` lists those of a backend; it refuses calls of the others with BackendRefused.
 
 
@@ -410,9 +401,6 @@ class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster,
         """(offset, time in ms), both ascending: everything before the offset was written by that time. Empty if not
         recorded."""
         ...
-
-
-# ------------------------------------------------------------------------------------------ observers
 
 
 class Collector(Protocol):

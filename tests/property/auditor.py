@@ -60,8 +60,6 @@ class Auditor:
         self.ends: dict[int, int] = {}
         self.last_event = 0
 
-    # ------------------------------------------------------------------------------------------ reading
-
     def nodes(self) -> list[Node]:
         return [self.marks.get(name, Marks()).on(self.offered[name]) for name in sorted(self.offered)]
 
@@ -82,8 +80,6 @@ class Auditor:
             (run for run in self.runs.values() if run.job == job and run.attempt >= self.jobs[job].first_attempt),
             key=lambda run: (run.attempt, run.member),
         )
-
-    # ---------------------------------------------------------------------------------------- auditing
 
     def restarted(self) -> None:
         """The nodes have to join again; all else was in the store."""

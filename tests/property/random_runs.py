@@ -120,8 +120,6 @@ class Story:
         self.step(facts + [JobRestored(job, tuple(auditor.attempt(job.id))) for job in active])
         self.step([NodeJoined(node) for node in offered])
 
-    # ------------------------------------------------------------------------------------------- facts
-
     def facts(self, what: str, which: Any) -> list[Fact]:
         auditor, now = self.auditor, self.now_ms
         if what == "submit":
@@ -187,8 +185,6 @@ class Story:
             "drain": NodeOverridden(name, drain=True),
         }
         return [marks[what]]
-
-    # ------------------------------------------------------------------------------------------ checks
 
     def kept(self) -> list[Place]:
         """Room that is kept for jobs that wait until others have gone, that move, or that get members replaced."""

@@ -109,8 +109,6 @@ class Cluster:
             ]
         self.victim_index.put(id, units)
 
-    # ------------------------------------------------------------------------------------- by brute force
-
     def units(self) -> dict[Unit, VictimCandidate]:
         return {(t.id, t.members[0] if t.members else -1): t for ts in self.victim_index.of_job.values() for t in ts}
 
@@ -253,9 +251,6 @@ def test_what_is_kept_from_one_search_to_the_next_changes_no_answer(nodes, there
             assert [placed.node.name for placed in kept.placements] == [placed.node.name for placed in anew.placements]
             for victim in kept.victims:
                 cluster.send_away(victim.id)
-
-
-# --------------------------------------------------------------------------------------------- whole stories
 
 
 class War(Story):

@@ -71,8 +71,6 @@ class Cluster:
         grant = self.table.hold(f"n{row}", member.task.request, member)
         self.victim_index.put(id, [VictimCandidate(id, gang.job, (Place(f"n{row}", member, grant),), since)])
 
-    # ----------------------------------------------------------------------------------------- the guard
-
     def guarded(self, job: int) -> bool:
         return self.pods[job]["budget"] >= 0
 
@@ -84,8 +82,6 @@ class Cluster:
                 left[number] -= 1
             out.append(int(number >= 0 and left[number] < 0))
         return out
-
-    # ------------------------------------------------------------------------------- kube-scheduler's way
 
     def free(self, row: int, gone: set[int]) -> tuple[int, int]:
         here = [pod for id, pod in self.pods.items() if pod["node"] == row and id not in gone]

@@ -145,8 +145,6 @@ class Tale:
             return
         self.step([ReservationMade(made)])
 
-    # -------------------------------------------------------------------------------------------------- checks
-
     def check(self) -> None:
         cluster = self.controller.cluster
         for reservation in cluster.availability.reservations.values():

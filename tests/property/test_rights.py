@@ -56,8 +56,6 @@ class Callers(RuleBasedStateMachine):
         if hasattr(self, "live"):
             self.live.close()
 
-    # -------------------------------------------------------------------------------------------- calling
-
     def ask(self, who: str, method: str, path: str, document: Any = None) -> Got:
         got = self.live.ask(who, method, path, document)
         assert got.status < 500, got.body
@@ -82,8 +80,6 @@ class Callers(RuleBasedStateMachine):
             assert job.spec.priority <= MOST.get(role, 10**9)
             assert role == "admin" or owner in PROJECT_USERS.get(job.spec.project, (owner,))
             self.seen[job.id] = role
-
-    # ---------------------------------------------------------------------------------------------- rules
 
     @rule(who=workers, given=documents)
     def submit(self, who: str, given: dict[str, Any]) -> None:
@@ -181,8 +177,6 @@ class Callers(RuleBasedStateMachine):
     def runs_end(self) -> None:
         self.live.runs_go_on()
         self.judge("")
-
-    # ------------------------------------------------------------------------------------------ invariants
 
     @invariant()
     def nobody_has_been_raised_above_the_ceiling(self) -> None:

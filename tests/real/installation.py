@@ -100,8 +100,6 @@ class Installation:
         self.faults_expected = False
         self._commands: list[subprocess.Popen[Any]] = []
 
-    # --------------------------------------------------------------------------------------------- server
-
     def configure(self, toml: str) -> Installation:
         self.home.mkdir(mode=0o700, exist_ok=True)
         (self.home / "config.toml").write_text(toml)
@@ -151,8 +149,6 @@ class Installation:
         assert self.server is not None
         self.server.terminate()
         return self.server.wait(DEADLINE_S)
-
-    # -------------------------------------------------------------------------------------------- talking
 
     def env(self, more: dict[str, str] | None = None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HODEI_")}
@@ -214,8 +210,6 @@ class Installation:
         seconds = time.monotonic() - began
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, data, seconds)
 
-    # ------------------------------------------------------------------------------------------- handy jobs
-
     def job(self, id: int) -> JobDetail:
         with self.client() as client:
             return client.job(id)
@@ -248,8 +242,6 @@ class Installation:
         """A plain job still runs."""
         assert self.ended(self.submit("sh", "-c", "exit 7"))[0].job.exit_code == 7
 
-    # ---------------------------------------------------------------------------------------------- agent
-
     @property
     def agent_home(self) -> Path:
         return self.home / "agent"
@@ -273,8 +265,6 @@ class Installation:
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid), "the agent is gone")
 
-    # ---------------------------------------------------------------------------------------------- store
-
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Read the store from outside."""
         db = sqlite3.connect(f"{(self.home / 'hodei.db').as_uri()}?mode=ro", uri=True, timeout=10)
@@ -282,8 +272,6 @@ class Installation:
             return db.execute(sql, values).fetchall()
         finally:
             db.close()
-
-    # ------------------------------------------------------------------------------------------------ end
 
     def close(self) -> None:
         """Stop all that was started here, each by its own pid; whatever is left then is a fault."""

@@ -58,9 +58,6 @@ async def order_until_heard(desk: Desk, orders: list[Start]) -> None:
                 continue
 
 
-# ------------------------------------------------------------------------------------ kill -9 of the agent
-
-
 def test_runs_are_restored_after_the_agent_was_killed(tmp_path):
     async def story() -> None:
         gate = tmp_path / "gate"
@@ -177,9 +174,6 @@ def test_a_wrapper_that_cannot_write_its_first_line_does_not_start_the_command(t
     assert (done.returncode, proof.exists()) == (NOT_TRIED, False)
 
 
-# ------------------------------------------------------------------------------------ timeouts and stops
-
-
 def test_a_timeout_holds_while_no_server_is_connected(tmp_path):
     async def story() -> None:
         home = tmp_path / "home"
@@ -242,9 +236,6 @@ def test_what_a_run_leaves_behind_in_its_group_is_killed_when_it_ends(tmp_path):
             await until(lambda: not alive(left))
 
     asyncio.run(story())
-
-
-# ------------------------------------------------------------------------------------------------ limits
 
 
 @needs_memory_groups
@@ -335,9 +326,6 @@ def test_runs_of_a_virtual_node_stay_on_its_cores(tmp_path):
     asyncio.run(story())
 
 
-# -------------------------------------------------------------------------------------------------- logs
-
-
 def test_output_past_the_cap_keeps_its_head_and_its_tail(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
@@ -375,8 +363,6 @@ def test_a_log_that_is_no_file_of_the_run_is_refused(tmp_path):
 
     asyncio.run(story())
 
-
-# -------------------------------------------------------------------------------------- words stay words
 
 TEXT = st.text(
     st.one_of(st.sampled_from("$`\"'\\;&|<>(){}[]*?~#!\n\r\t -=%@"), st.characters(exclude_categories=("Cs",))),
@@ -420,9 +406,6 @@ def test_no_string_is_ever_read_as_code(tmp_path):
         finally:
             runner.run(host.__aexit__(None, None, None))
     assert not canary.exists()
-
-
-# -------------------------------------------------------------------------------------- doors and locks
 
 
 def test_two_installations_on_one_agent_never_mix(tmp_path):

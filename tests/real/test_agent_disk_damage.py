@@ -267,9 +267,6 @@ def test_unreadable_records_are_reported_and_kept(tmp_path: Path) -> None:
     asyncio.run(both())
 
 
-# ---------------------------------------------------------------------------------- claimed, and never born
-
-
 def a_claim(home: Path, *, boot: str, spoilt: bool = False) -> Path:
     """What an agent leaves that dies right behind its claim of run 1.0.1. The directory for the run."""
     (home / "runs" / "test").mkdir(parents=True)

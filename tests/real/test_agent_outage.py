@@ -88,9 +88,6 @@ def test_a_start_that_hung_for_longer_than_a_call_may_take_is_not_made_twice(tmp
     asyncio.run(story())
 
 
-# ----------------------------------------------------------------------------------------------------- times
-
-
 def true_times(file: Path) -> tuple[int, int]:
     """When the run itself says that it began and ended, in ms."""
     began, ended = (int(line) // 1_000_000 for line in file.read_text().split())

@@ -65,9 +65,6 @@ def facts_of(end: RunObserved) -> tuple[str, int | None, str]:
     return end.state, end.exit_code, end.reason
 
 
-# ------------------------------------------------------------------------------------------- by a signal
-
-
 def test_a_run_takes_a_checkpoint_on_a_signal_before_it_is_stopped(tmp_path):
     async def story() -> None:
         file = tmp_path / "model.ckpt"
@@ -135,9 +132,6 @@ def test_every_checkpoint_signal_reaches_the_command_and_not_its_wrapper(tmp_pat
             assert end.checkpoint_ms > 0
 
     asyncio.run(story())
-
-
-# ------------------------------------------------------------------------------------------ by a command
 
 
 @pytest.mark.parametrize(
@@ -234,9 +228,6 @@ def test_a_command_is_inside_the_limits_of_its_run(tmp_path):
     asyncio.run(story())
 
 
-# ---------------------------------------------------------------------------------------- a second order
-
-
 def gated(gate: Path, proof: Path) -> tuple[str, ...]:
     return sh(f"echo $$ >> {proof}; until [ -e {gate} ]; do sleep 0.02; done")
 
@@ -272,9 +263,6 @@ def test_a_second_stop_without_a_checkpoint_cuts_it_short(tmp_path, grace_ms, co
             await until(lambda: not alive(int(proof.read_text())))
 
     asyncio.run(story())
-
-
-# ------------------------------------------------------------------------- kill -9 of the agent meanwhile
 
 
 def through_a_dead_agent(tmp_path: Path, then: Callable[[Path], None], **hook: Any) -> tuple[RunObserved, str]:
@@ -363,9 +351,6 @@ def test_a_signal_is_not_sent_again_by_an_agent_after_the_one_that_was_killed(tm
     asyncio.run(story())
 
 
-# -------------------------------------------------------------------------- when the work was last saved
-
-
 @pytest.mark.parametrize("named", [pytest.param(True, id="a file of its own"), pytest.param(False, id="the given one")])
 def test_the_time_of_the_last_checkpoint_is_reported_during_the_run_and_with_its_end(tmp_path, named):
     async def story() -> None:
@@ -417,9 +402,6 @@ def test_the_mark_of_a_forgotten_run_is_never_found_by_another(tmp_path):
             assert await desk.log("2.0.1") == b"status\nstderr\nstdout\n"
 
     asyncio.run(story())
-
-
-# ------------------------------------------------------------------------------- cores, devices and ranks
 
 
 def with_grant(order: Start, grant: Grant) -> Start:

@@ -161,8 +161,6 @@ def test_after_an_agent_is_killed_no_run_is_lost(installation: Installation, tmp
     is_sound(installation, count)
 
 
-# ------------------------------------------------------------------------------------------------ bursts
-
 BURST = {"the agent": 900, "the server": 250, "both": 250}
 ROUNDS = int(os.environ.get("HODEI_ROUNDS") or 1)
 

@@ -60,9 +60,6 @@ async def begin(desk: Desk, *command: str, **fields: Any) -> None:
 WAITS = sh("echo ready; exec sleep 300")
 
 
-# ----------------------------------------------------------------------------------------------- health
-
-
 def test_a_run_whose_health_check_fails_three_times_in_a_row_is_stopped(tmp_path):
     async def story() -> None:
         looks = tmp_path / "looks"
@@ -196,8 +193,6 @@ def test_health_checks_continue_after_the_agent_was_killed(tmp_path):
     asyncio.run(story())
 
 
-# --------------------------------------------------------------------------------------- saving in between
-
 HOOKS = [
     pytest.param(Checkpoint(signal="USR1", timeout_ms=HOUR_MS), id="by a signal"),
     pytest.param(Checkpoint(command=sh('kill -USR1 "$HODEI_PID"; sleep 0.05'), timeout_ms=HOUR_MS), id="by a command"),
@@ -280,9 +275,6 @@ def test_a_stop_wins_over_a_periodic_checkpoint(tmp_path):
             await until(lambda: not alive(int(pids.read_text())))
 
     asyncio.run(story())
-
-
-# ------------------------------------------------------------------------------------------------- idle
 
 
 def test_an_idle_run_is_stopped(tmp_path):

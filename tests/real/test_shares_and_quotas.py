@@ -76,9 +76,6 @@ def usage(installation: Installation) -> dict[Path, int]:
     return {path: row.get("usage", 0) for path, row in shares(installation).items()}
 
 
-# ---------------------------------------------------------------------------------------------------- shares
-
-
 @pytest.mark.parametrize("formula", ["fair_tree", "classic"])
 def test_the_shown_factors_can_be_computed_from_the_exported_rows(installation: Installation, formula: str) -> None:
     installation.configure(SHARES.replace("FORMULA", formula) + NODE).up()
@@ -155,8 +152,6 @@ def test_every_term_of_a_priority_is_shown_and_they_add_up(installation: Install
     assert running.code != 0
     assert "it is not in a queue" in running.err
 
-
-# ---------------------------------------------------------------------------------------------------- quotas
 
 QUOTAS = """
 [scheduling.quotas.ml]
@@ -235,9 +230,6 @@ cohort = "lab"
     installation.ok("cancel", *map(str, jobs))
 
 
-# ---------------------------------------------------------------------------------------------------- budgets
-
-
 def test_a_used_up_budget_stops_a_project_and_why_says_until_when(installation: Installation) -> None:
     budget = '[scheduling.budgets.student]\nmoney = 0.000001\nprices = {cpu = "1.0"}\nperiod = "month"\n'
     installation.configure(budget + NODE).up()
@@ -250,9 +242,6 @@ def test_a_used_up_budget_stops_a_project_and_why_says_until_when(installation: 
     assert f"the next period starts {this + timedelta(days=32):%Y-%m}-01" in text
     assert installation.ended(submit(installation, "other", "true"))[0].job.state == "succeeded"
     assert "money" in installation.ok("share").out
-
-
-# ----------------------------------------------------------------------------------------------------- rights
 
 
 def test_a_role_limits_the_priority_and_every_role_may_read(installation: Installation) -> None:

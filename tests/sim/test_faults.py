@@ -86,9 +86,6 @@ def test_every_kind_of_fault_comes_up_in_some_seed():
     assert seen == FAULTS.keys()
 
 
-# ------------------------------------------------------------------------------------------ planted bugs
-
-
 def a_failing_seed() -> str:
     """What the first seed that fails says; "" if none does."""
     return next((verdict.problem for seed in range(TRIED) if (verdict := try_seed(seed)).problem), "")
@@ -232,9 +229,6 @@ def test_a_planted_bug_is_found(monkeypatch, plant, message):
     problem = a_failing_seed()
     assert problem, f"{plant.__name__} was not noticed in {TRIED} seeds"
     assert message in problem, problem
-
-
-# ------------------------------------------------------------------------------------------- the command
 
 
 def test_a_failing_seed_is_reported_with_its_command(monkeypatch, capsys):

@@ -33,9 +33,6 @@ def client(stub: Stub) -> Iterator[Client]:
         yield made
 
 
-# -------------------------------------------------------------------------------------------- finding it
-
-
 def a_home(path: Path) -> Path:
     path.mkdir(exist_ok=True)
     (path / "server.json").write_text('{"address": "http://127.0.0.1:4711", "pid": 1, "more": true}')
@@ -92,9 +89,6 @@ def test_an_address_may_have_a_path_and_a_bare_host(tmp_path: Path):
     assert split_address("http://[::1]:7").address == "http://[::1]:7"
 
 
-# ------------------------------------------------------------------------------------------------ errors
-
-
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
@@ -135,9 +129,6 @@ def test_an_answer_of_another_shape_is_an_error_not_a_crash(stub: Stub, client: 
     with pytest.raises(HodeiError) as caught:
         client.info()
     assert caught.value.code == "BAD_ANSWER"
-
-
-# ------------------------------------------------------------------------------------------- connections
 
 
 def test_requests_share_one_connection_and_carry_the_token(stub: Stub, client: Client):
@@ -196,9 +187,6 @@ def test_a_restarted_server_on_another_port_is_found_through_its_home(stub: Stub
         leave_word()
         assert client.nodes() == []
         assert client.address == stub.address
-
-
-# -------------------------------------------------------------------------------------------------- jobs
 
 
 def test_submit_sends_the_fields_as_a_document_with_a_key(stub: Stub, client: Client):
@@ -327,9 +315,6 @@ def test_wait_times_out_with_the_current_states(stub: Stub, client: Client):
     assert [view.state for view in caught.value.jobs] == ["succeeded", "running"]
 
 
-# -------------------------------------------------------------------------------------------------- logs
-
-
 class Written:
     """A job with one list of outputs per attempt; each read moves it a step on."""
 
@@ -398,9 +383,6 @@ def test_lines_of_a_run_whose_start_is_not_reported_yet_have_the_current_time(st
     assert (line.text, line.at_ms >= before_ms) == (b"hi\n", True)
 
 
-# ------------------------------------------------------------------------------------------------ events
-
-
 def sse(*seqs: int) -> bytes:
     parts = [f'id: {seq}\ndata: {{"seq": {seq}, "at_ms": 1, "kind": "job.submitted"}}\n\n' for seq in seqs]
     return b"retry: 2000\n\n: hello\n\n" + "".join(parts).encode()
@@ -444,9 +426,6 @@ def test_the_newest_event_is_found_in_few_requests(stub: Stub, client: Client, l
     stub.on("GET", f"{API}/events", page)
     assert client.last_event() == last
     assert len(stub.requests) < 60
-
-
-# ----------------------------------------------------------------------------------------------- the rest
 
 
 def test_a_node_is_patched_by_name_and_the_name_cannot_leave_its_place(stub: Stub, client: Client):

@@ -58,9 +58,6 @@ def recorded(kind: str) -> list[Any]:
     ]
 
 
-# ------------------------------------------------------------------------------------ what recordings leave out
-
-
 def _pod(node: str, sidecar: dict[str, str] | None = None, **requests: str) -> dict[str, Any]:
     spec: dict[str, Any] = {"nodeName": node, "containers": [{"resources": {"requests": requests}}]}
     if sidecar is not None:
@@ -176,9 +173,6 @@ def surroundings(case: Case, *, scoring: bool = False) -> PodContext:
         spread=SpreadDefaults(rules, keyless="sys=true" in config),
         request_options=RequestOptions(frozenset(ignored), DEFAULT_REQUESTS if scoring else {}),
     )
-
-
-# ------------------------------------------------------------------------------------------------ the cluster
 
 
 def the_pod(case: Case, *, scoring: bool = False) -> PodInfo:

@@ -37,8 +37,6 @@ class Auditor:
         self._reserves_starts = reserves_starts
         self._reserved: dict[JobId, int] = {}
 
-    # ------------------------------------------------------------------------------------------- a commit
-
     def committed(self, facts: Sequence[Fact], step: Step, now_ms: int) -> None:
         self._note_facts(facts)
         started = self._read(facts, step)
@@ -124,8 +122,6 @@ class Auditor:
             elif isinstance(act, Forget):
                 require(act.run not in self.live, f"run {act.run} is forgotten alive")
 
-    # -------------------------------------------------------------------------------------- placements
-
     def _gangs(self, started: Sequence[Run]) -> None:
         for id in sorted({run.job for run in started}):
             job = self.jobs[id]
@@ -178,8 +174,6 @@ class Auditor:
                 reserved_ms is None or now_ms <= reserved_ms,
                 f"a start reservation is broken: job {run.job} starts at {now_ms}, reserved was {reserved_ms}",
             )
-
-    # ------------------------------------------------------------------------------------ after each step
 
     def compare(self, controller: Controller, store: Store) -> None:
         """The controller's state against the store, against this account, and against itself."""

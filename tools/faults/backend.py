@@ -80,8 +80,6 @@ class FakeBackend:
         self._numbers = count()
         self._chance, self._rng, self._duration_ms = chance, chance.rng, duration_ms
 
-    # ----------------------------------------------------------------------------------------------- orders
-
     def start(self, order: Start, now_ms: int) -> BackendError | BackendRefused | None:
         id, chance = order.run.id, self._chance
         known = self.journal.get(id)
@@ -126,8 +124,6 @@ class FakeBackend:
     def known(self) -> dict[RunId, RunObserved]:
         return {id: entry.observation() for id, entry in self.journal.items()}
 
-    # ------------------------------------------------------------------------------------------------- time
-
     def next_ms(self) -> int:
         """The time of the next change or message."""
         alive = [entry for entry in self.journal.values() if not entry.ended]
@@ -162,8 +158,6 @@ class FakeBackend:
         entry.exit_code, entry.reason_code = exit_code, reason_code
         self._report(entry, at_ms)
 
-    # --------------------------------------------------------------------------------------------- messages
-
     def _report(self, entry: Entry, at_ms: int) -> None:
         late = self._rng.randint(1, 20_000) if self._chance("observation late") else 0
         self._post(at_ms + late, entry.observation())
@@ -191,8 +185,6 @@ class FakeBackend:
         for entry in self.journal.values():
             if entry.ended:
                 self._post(now_ms, entry.observation())
-
-    # ------------------------------------------------------------------------------------------------ nodes
 
     def lose_node(self, name: NodeName, now_ms: int) -> None:
         self.lost_nodes[name] = self.offered.pop(name)

@@ -60,8 +60,6 @@ class FaultRun:
             self._tick()
         self._settle()
 
-    # --------------------------------------------------------------------------------------------- one tick
-
     def _tick(self) -> None:
         self._move_clock()
         for backend in self.backends.values():
@@ -129,8 +127,6 @@ class FaultRun:
         self.now_ms = max(self.now_ms, min(min(due), self.now_ms + 60_000))
         if self._chance("step comes late"):
             self.now_ms += rng.randint(1, 5000)
-
-    # -------------------------------------------------------------------------------------- faults
 
     def _break(self, backend: FakeBackend) -> None:
         chance, rng = self._chance, self._rng
@@ -211,8 +207,6 @@ class FaultRun:
 
     def _note(self, what: object) -> None:
         self.recent.append((self.step, self.now_ms - BEGIN_MS, what))
-
-    # ---------------------------------------------------------------------------------------------- quiet
 
     def _settle(self) -> None:
         """Faults are over: everything comes back, every job that can run ends, and no state is left."""

@@ -123,9 +123,6 @@ def draw_node(rng: Random, name: str, backend: str, calm: bool) -> Node:
     return Node(name, backend, capacity=capacity, address=rng.choice(("", f"{name}.example")), **fields)
 
 
-# ---------------------------------------------------------------------------------------------------- jobs
-
-
 def draw_spec(rng: Random, setup: FaultSetup) -> JobSpec:
     calm = setup.calm
     profile = "batch" if calm else rng.choice(("default", "default", "batch", "batch", "fair"))

@@ -277,8 +277,6 @@ def _add_mark(directory: str, stream: str, offset: int, at_ms: int, count: int) 
     return count + 1
 
 
-# ------------------------------------------------------------------------------------------- retention
-
 _DAY_S = 86_400.0
 
 

@@ -72,9 +72,6 @@ class HealthCheck:
 _NUMBERS = ("every_ms", "timeout_ms", "after_ms", "failures")
 
 
-# ------------------------------------------------------------------------------------------- HTTP probes
-
-
 def probe_target(url: str) -> tuple[tuple[str, ...], int, str]:
     """(addresses to try, port, path with query) of a health check. BadHealthCheck unless it is on this host."""
     import ipaddress  # here, because most agents never need it and start faster without
@@ -138,9 +135,6 @@ async def _status_from(host: str, port: int, path: str) -> int:
         return int(words[1])
     finally:
         writer.close()
-
-
-# ------------------------------------------------------------------------------------------- file probes
 
 
 class FileProbes:

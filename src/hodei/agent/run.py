@@ -207,8 +207,6 @@ class Run:
             observation["reason"] = end.reason
         return self._with_checkpoint(observation)
 
-    # ------------------------------------------------------------------------------------------- journal
-
     def claimed_record(self) -> Record:
         record: Record = {"step": "claimed", "run": self.key, "at": self.claimed_ms, "grace": self.grace_ms}
         if self.boot:

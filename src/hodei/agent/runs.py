@@ -71,8 +71,6 @@ class Runs:
     def knows(self, key: str) -> bool:
         return key in self.table or key in self.forgotten
 
-    # --------------------------------------------------------------------------------------------- start
-
     def start(self, installation: str, orders: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         """Claim these runs durably, then start them one by one. The answer names those that can never run, and why. A run that
         is known already, in whatever state, is left as it is. OSError: none was claimed."""
@@ -165,8 +163,6 @@ class Runs:
         run.timers = [timer for timer in run.timers if timer.when() > now and not timer.cancelled()]
         run.timers.append(self.loop.call_later(seconds, callback, run, *args))
 
-    # ---------------------------------------------------------------------------------------------- stop
-
     def stop(self, key: str, grace_ms: int, reason: str, hook: Mapping[str, Any] | None = None) -> None:
         """Let it save its work as `hook` says, then TERM, then KILL after the grace period. Idempotent."""
         run = self.table.get(key)
@@ -176,8 +172,6 @@ class Runs:
             self.stops.order(run, "", reason, grace_ms, Hook.from_order(hook))
         except BadHook as error:
             self.stops.order(run, "", reason, grace_ms, note=f"its checkpoint was skipped: {error}")
-
-    # ------------------------------------------------------------------------------------------ checkpoints
 
     def checkpoint(self, key: str, hook: Mapping[str, Any] | None) -> None:
         """Let a running run save its work as `hook` says, and continue."""
@@ -215,8 +209,6 @@ class Runs:
     def _report_checkpoint(self, run: Run) -> None:
         self.journal.add(run.checkpoint_record())
         self.report(run)
-
-    # ----------------------------------------------------------------------------------------------- end
 
     def reap(self) -> None:
         """Collect every child that has ended."""
@@ -305,8 +297,6 @@ class Runs:
                 continue
             except OSError as error:
                 print(f"cannot trim {stream} of {run.key}: {error}", file=sys.stderr)
-
-    # ------------------------------------------------------------------------------------------- journal
 
     def report(self, run: Run, **more: Any) -> None:
         """Publish its state after the next sync; `more` is added once."""

@@ -163,8 +163,6 @@ class Service:
             raise Refused("BUSY", str(error)) from None
         return DEFERRED
 
-    # ---------------------------------------------------------------------------------------------- time
-
     async def tick_until_done(self) -> None:
         """Once a second: trim logs, poll checkpoints and idle runs, and exit when the agent is not needed any more."""
         while not self.done.is_set():

@@ -176,8 +176,6 @@ def _pack(env: Mapping[str, str]) -> dict[str, str]:
     return {f"{_PACKED}{number}": part for number, part in enumerate(parts)}
 
 
-# ------------------------------------------------------------------------------------------- status files
-
 READ_LIMIT = 65_536
 MAX_PID = 1 << 22
 MAX_CODE = 255
@@ -268,8 +266,6 @@ def _parse(name: bytes, data: bytes) -> Status:
         lines=len(lines),
     )
 
-
-# ----------------------------------------------------------------------------------------- run directories
 
 SPARES_KEPT = 1000
 # Lines of a status file name their run, so they may stay when the directory is reused. (Truncating would be slow: ext4

@@ -84,8 +84,6 @@ class Stops:
         if run.hook is not None:
             self._runs.call_later(run, max(0, stop.save_until - now) / 1000, self._hook_timed_out)
 
-    # ---------------------------------------------------------------------------------------------- hook
-
     def _start_hook(self, run: Run) -> None:
         if run.hook is None or run.stop is None or run.end is not None:
             return
@@ -196,8 +194,6 @@ class Stops:
                 return
         signal_group(pid, signal.SIGKILL)
 
-    # ------------------------------------------------------------------------------------- TERM and KILL
-
     def _term(self, run: Run) -> None:
         if run.end is not None:
             return
@@ -224,9 +220,6 @@ def has_started(run: Run) -> bool:
 def signal_run(run: Run, number: signal.Signals) -> None:
     signal_group(run.pid, number)
     signal_group(run.pid, signal.SIGCONT)  # a stopped process would not receive the other one
-
-
-# ---------------------------------------------------------------------------------------------- health
 
 
 class HealthChecks:
@@ -316,9 +309,6 @@ class HealthChecks:
             self._runs.call_later(run, check.every_ms / 1000, self._check)
 
 
-# ------------------------------------------------------------------------------------------------ idle
-
-
 class IdleChecks:
     """Stops interactive runs that use no processor time and write nothing for their idle timeout."""
 
@@ -350,9 +340,6 @@ def _output_size(run: Run) -> int:
         except OSError:
             continue
     return total
-
-
-# ----------------------------------------------------------------------------------------- checkpoints
 
 
 class Checkpoints:

@@ -118,8 +118,6 @@ def _located(path: str, text: str, origins: Mapping[str, str], lines: Mapping[st
     return (f"line {line}: {path}" if line else path), text
 
 
-# ------------------------------------------------------------------------------------------------ files
-
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 
@@ -168,9 +166,6 @@ def read_yaml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     lines = node_lines(yaml.compose(text.decode("utf-8-sig"), Loader=yaml.SafeLoader))
     del lines[""]
     return found[0], lines
-
-
-# ------------------------------------------------------------------------------------------------ as TOML
 
 
 def as_toml(scheduling: SchedulingConfig) -> str:

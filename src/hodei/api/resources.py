@@ -23,8 +23,6 @@ MAX_NODES = 100_000
 MAX_SCHEDULE_LENGTH = 500
 _MAX_RESERVATION_MS = 366 * 86_400_000
 
-# ---------------------------------------------------------------------------------------- reservations
-
 
 class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Reserve capacity for a project and a time window.
@@ -162,9 +160,6 @@ def reservation_view(reservation: Reservation, active: bool, late: tuple[LateRun
     )
 
 
-# --------------------------------------------------------------------------------------- periodic jobs
-
-
 class PeriodicRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """`job` is a job document in either form."""
 
@@ -249,9 +244,6 @@ def periodic_view(
         last_result=periodic.last_result,
         job=document,
     )
-
-
-# ----------------------------------------------------------------------------------------------- audit
 
 
 class AuditView(Struct, frozen=True):

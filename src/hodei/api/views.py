@@ -291,8 +291,6 @@ class Problem(Struct, frozen=True):
     problems: list[tuple[str, str]] = []
 
 
-# ------------------------------------------------------------------------------------- dependency graph
-
 MAX_GRAPH_JOBS = 10_000
 MAX_GRAPH_EDGES = 100_000
 
@@ -356,9 +354,6 @@ class WhatIfRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     add_nodes: int = 0
     like: str = ""
     remove_nodes: list[str] = []
-
-
-# ------------------------------------------------------------------------------------ backends and exec
 
 
 class BackendView(Struct, frozen=True):

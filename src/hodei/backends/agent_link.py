@@ -148,8 +148,6 @@ class Link(asyncio.Protocol):
         self.closed.set()
 
 
-# ---------------------------------------------------------------------------------------------- supervisor
-
 START_TIMEOUT_S = 15.0
 RECONNECT_MAX_S = 2.0
 # The agent answers a ping in a millisecond, unless its disk is slow to sync.

@@ -67,8 +67,6 @@ class BaseBackend(ABC):
     async def close(self) -> None:  # noqa: B027 - optional
         """Nothing to release."""
 
-    # ------------------------------------------------------------------------------------------ required
-
     @abstractmethod
     async def nodes(self) -> list[Node]: ...
 
@@ -89,8 +87,6 @@ class BaseBackend(ABC):
 
     @abstractmethod
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]: ...
-
-    # -------------------------------------------------------------------------------------------- health
 
     async def ping(self) -> str:
         """A cheap request for `health`; returns what answered, or raises BackendError."""
@@ -113,8 +109,6 @@ class BaseBackend(ABC):
 
     async def nodes_changed(self) -> None:
         await asyncio.Event().wait()
-
-    # ------------------------------------------------------------------------------------------ optional
 
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:  # noqa: B027 - optional
         """Runs take no checkpoints."""
@@ -197,9 +191,6 @@ class LogArchive:
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
                         os.unlink(entry.path)
-
-
-# ------------------------------------------------------------------------------------- parts of an order
 
 
 def run_env(order: Start, cpus: tuple[int, ...] = ()) -> dict[str, str]:

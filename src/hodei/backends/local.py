@@ -154,8 +154,6 @@ class LocalBackend(BaseBackend):
     async def close(self) -> None:
         await self._agent.close()
 
-    # -------------------------------------------------------------------------------------- observations
-
     def _add_observations(self, seen: list[Observation]) -> None:
         self._observations.extend(each.to_fact() for each in seen if each.state != "placed")
         if self._observations:
@@ -227,8 +225,6 @@ class LocalBackend(BaseBackend):
         if len(nodes) != 1:
             return {}
         return {nodes[0].name: NodeUsage({CPU: self._cpu_meter.milli(), MEMORY: machine.memory_used()})}
-
-    # -------------------------------------------------------------------------------------------- orders
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         link = await self._agent.responsive_link()
@@ -315,9 +311,6 @@ class LocalBackend(BaseBackend):
         except BackendError:
             return []  # an older agent, or none: the log is readable without times
         return msgspec.json.decode(answer, type=_LogTimes).marks
-
-
-# ------------------------------------------------------------------------------------------ agent orders
 
 
 class Order(Struct, omit_defaults=True):

@@ -144,8 +144,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-# ---------------------------------------------------------------------------------------------- commands
-
 OUTPUT_LIMIT = 1 << 20
 # Not the whole environment of the server: it may hold secrets.
 _PASSED_ENV = ("PATH", "LANG", "TZ", "HOME", "USER", "LOGNAME")

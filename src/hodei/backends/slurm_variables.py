@@ -103,8 +103,6 @@ def _numbers(text: str) -> list[str]:
     return out
 
 
-# --------------------------------------------------------------------------------------------- variables
-
 ANNOTATION = "slurm.hodei.io/variables"
 # Values of the annotation. `STEPS`: the script calls srun or mpirun, which need Slurm's own job id where Slurm runs it.
 ALL, STEPS = "true", "steps"

@@ -121,7 +121,6 @@ def _skew_ms(date: str) -> int | None:
         return None
 
 
-# ------------------------------------------------------------------------- version, schema, completion
 @click.command()
 @click.option("--client", "client_only", is_flag=True, help="Do not ask the server.")
 @output_option

@@ -155,8 +155,6 @@ def _read_job_file(path: str) -> str:
     return read_text(path, hint=hint)
 
 
-# ----------------------------------------------------------------------------- from options
-
 _OPTIONS = (
     click.option("--name", help="Name of the job [default: the command's]."),
     click.option("--cpu", metavar="N", help="Cores, for example 2 or 500m."),

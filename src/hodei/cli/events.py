@@ -88,8 +88,6 @@ def _print_lines(found: Iterator[dict[str, Any]]) -> None:
         click.echo(clean(f"{event['at']}  {event['kind']:<18}  {who}{'  ' + what if what else ''}"))
 
 
-# ----------------------------------------------------------------------------------------------- audit
-
 AUDIT_COLUMNS = (
     Column("SEQ", lambda e: str(e.seq), wide=True),
     Column("TIME", lambda e: e.at, wide=True),
@@ -156,8 +154,6 @@ def _follow(server: Client, known: list[AuditView], who: str, what: str, target:
 def _outcome(entry: AuditView) -> str:
     return f"refused: {entry.code}" if entry.code else "ok"
 
-
-# -------------------------------------------------------------------------------------------- timeline
 
 _EVENT_TEXTS = {
     "job.submitted": "submitted",

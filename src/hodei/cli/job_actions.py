@@ -262,9 +262,6 @@ checkpoint = _verb(
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- helpers
-
-
 def _apply(targets: Targets, act: Action, output: str, requested: str, done: str, *, array_done: str = "") -> int:
     """Apply a verb to arrays and jobs; returns the exit code of the first failure. `requested` is printed for a running
     job, which has not followed yet, `done` for the others."""

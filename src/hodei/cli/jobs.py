@@ -236,9 +236,6 @@ def _nodes(view: JobView) -> str:
     return f"{view.nodes[0]} +{len(view.nodes) - 1}"
 
 
-# ------------------------------------------------------------------------ rules of the job file as text
-
-
 def _members(detail: JobDetail) -> str:
     """`8 in 1 task, 4 are enough; 5 of 8 run`; the last part only if some members do not run."""
     view = detail.job

@@ -153,9 +153,6 @@ def copy_streams(readers: list[LogReader], each_round: Callable[[], object] = la
     return copied, last
 
 
-# ------------------------------------------------------------------------------------------ failed jobs
-
-
 def report_failures(server: Client, failed: Iterable[JobView]) -> None:
     """Print on stderr how each job ended, and the last lines of the first few. An array stands for its elements."""
     quoted, more = 0, 0

@@ -254,8 +254,6 @@ def _describe(view: NodeView) -> str:
     ])  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------- history
-
 _PAGE = 1000
 HISTORY_COLUMNS = (
     Column("RUN", lambda r: r.run),

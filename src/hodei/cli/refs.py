@@ -119,9 +119,6 @@ def _resolve(client: Client, reference: str) -> tuple[JobView | None, tuple[int,
     return resolve(client, str(found[0]) if found else reference)
 
 
-# --------------------------------------------------------------------------------- jobs and arrays as text
-
-
 def is_array_row(view: JobView) -> bool:
     return view.array is not None and bool(view.array.states)
 

@@ -68,9 +68,6 @@ def _verb_command(verb: Verb) -> Callable[..., None]:
     return command
 
 
-# -------------------------------------------------------------------------------------------- backends
-
-
 @click.group(cls=Group)
 def backend() -> None:
     """Manage the systems that jobs run on."""
@@ -180,9 +177,6 @@ def _describe_backend(view: BackendView) -> str:
     ])  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------- periodic jobs
-
-
 @click.group(cls=Group)
 def cron() -> None:
     """Manage periodic jobs with cron schedules."""
@@ -284,9 +278,6 @@ def _describe_periodic(view: PeriodicView) -> str:
         ("by", f"{view.by}, {view.made_at}"),
     ])  # fmt: skip
     return f"{text}\n\nmore: hodei cron show {view.name} -o yaml, hodei jobs -a -l hodei/periodic={view.name}"
-
-
-# ---------------------------------------------------------------------------------------- reservations
 
 
 @click.group(cls=Group)

@@ -164,9 +164,6 @@ def _id_of(job: dict[str, Any]) -> str:
     return f"{job['id']}{'[]' if 'elements' in job else ''}"
 
 
-# -------------------------------------------------------------------------------------------------- run
-
-
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", metavar="[--] COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @job_options

@@ -258,9 +258,6 @@ def _points(score: int) -> str:
     return f"{score / 100:.1f}"
 
 
-# --------------------------------------------------------------------------------------------- arrays
-
-
 def explain_array(server: Client, array: JobView, node: str, output: str) -> None:
     """The states of the elements, and one explained element for each reason."""
     assert array.array is not None
@@ -302,8 +299,6 @@ def _elements_by_reason(server: Client, array: JobView) -> dict[tuple[str, str],
     return groups
 
 
-# ------------------------------------------------------------------------------------------- priority
-
 PRIORITY_COLUMNS = (
     Column("TERM", lambda term: clean(term.name)),
     Column("POINTS", lambda term: f"{term.milli / 1000:.3f}".rstrip("0").rstrip(".")),
@@ -325,9 +320,6 @@ def render_priority(answer: PriorityBreakdown) -> str:
     head = f"job {answer.job} is number {answer.position} of {answer.pending} in its queue ({clean(answer.queue)})"
     rows = [*answer.terms, PriorityTerm("total", answer.milli, "")]
     return f"{head}\n\n{indent(table(rows, PRIORITY_COLUMNS))}"
-
-
-# -------------------------------------------------------------------------------------------- what-if
 
 
 @click.command(cls=FilesOrCommand)

@@ -53,8 +53,6 @@ class Client(ResourceClient):
     Not thread-safe: give each thread its own.
     """
 
-    # ----------------------------------------------------------------------------------------- submit
-
     def submit(
         self,
         job: Mapping[str, Any] | str | Path | None = None,
@@ -91,8 +89,6 @@ class Client(ResourceClient):
     def what_if(self, request: WhatIfRequest) -> WhatIf:
         """Which jobs would start when after a change. Nothing is changed."""
         return self._post("/whatif", WhatIf, request)
-
-    # ------------------------------------------------------------------------------------------- jobs
 
     def jobs(
         self,
@@ -234,8 +230,6 @@ class Client(ResourceClient):
                 on_end(view)
         return views
 
-    # ----------------------------------------------------------------------------------------- arrays
-
     def array(self, id: Reference) -> JobView:
         """The array that this job is an element of, as one row: `array.states` counts its elements by state."""
         return self._get(f"/arrays/{self._element_id(id)}", JobView)
@@ -254,8 +248,6 @@ class Client(ResourceClient):
                 if found:
                     return found[-1]
         return array.array.first
-
-    # ----------------------------------------------------------------------------------------- output
 
     def logs(
         self, id: Reference, follow: bool = False, stream: str = "stdout", member: int = 0, attempt: int = 0
@@ -294,8 +286,6 @@ class Client(ResourceClient):
             lambda query: self._retry(lambda: self._transport.request("GET", path, query=query)),
             stream=stream, member=member, attempt=attempt, follow=follow,
         )  # fmt: skip
-
-    # ----------------------------------------------------------------------------------------- events
 
     def events(self, after: int = 0, follow: bool = False, *, job: Reference = 0) -> Iterator[Event]:
         """Events with a number above `after`, oldest first; with `follow` it never ends and misses none."""
@@ -348,8 +338,6 @@ class Client(ResourceClient):
                         raise
                     raise ServerUnreachable(f"the event stream of {self.address} was lost: {error}") from error
             time.sleep(backoff.next_s())
-
-    # ---------------------------------------------------------------------------------------- helpers
 
     def _submit(self, documents: list[Mapping[str, Any]], key: str) -> list[int]:
         body, headers = encode({"jobs": [_sendable(one) for one in documents]}), JSON | {"Idempotency-Key": key}

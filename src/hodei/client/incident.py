@@ -23,8 +23,6 @@ from hodei.model.job import JOB_ENDED, JOB_TRANSITIONS
 from hodei.model.node import Taint
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, format_duration
 
-# -------------------------------------------------------------------------------------------- jobs
-
 _OMITTED = ("command", "env", "workdir", "image")
 _STOP_EVENTS = ("job.cancel_requested", "job.preempted", "job.requeue_requested", "job.shrunk")
 # Reasons that are the same in a replay.
@@ -196,8 +194,6 @@ def number_or_text(amount: str) -> str | int:
     return int(amount) if amount.isdigit() else amount
 
 
-# ------------------------------------------------------------------------------------------- nodes
-
 TimedFact = tuple[int, dict[str, Any]]
 _TOP = {CPU: "cpu", MEMORY: "memory", GPU: "gpu", STORAGE: "storage"}
 
@@ -297,8 +293,6 @@ def _amounts(capacity: dict[str, str]) -> dict[str, Any]:
     rest = {name: amount for name, amount in given.items() if name not in _TOP}
     return out | ({"resources": rest} if rest else {})
 
-
-# ---------------------------------------------------------------------------------------- scenario
 
 MAX_JOBS = 2000
 MAX_EVENTS = 200_000

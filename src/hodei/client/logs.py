@@ -105,9 +105,6 @@ def _attempt_of(reply: Reply) -> int:
     return int(last) if last.isdigit() else 0
 
 
-# ------------------------------------------------------------------------------------- lines of many runs
-
-
 class Line(NamedTuple):
     """`source` is `sweep[3]`, in a gang `main[2]`; `text` ends with a newline unless the run ended within a line."""
 

@@ -84,8 +84,6 @@ class ResourceClient:
         """True if the server runs on this machine, so paths mean the same on both sides."""
         return self._transport.target.loopback
 
-    # ------------------------------------------------------------------------------------------ nodes
-
     def nodes(self) -> list[NodeView]:
         return self._get("/nodes", NodeList).nodes
 
@@ -109,8 +107,6 @@ class ResourceClient:
         request = NodeExecuteRequest(list(command), timeout_s)
         return self._post(_path("nodes", node, "execute"), NodeExecutedView, request, idempotent=False)
 
-    # --------------------------------------------------------------------------------------- backends
-
     def backends(self) -> list[BackendView]:
         return self._get("/backends", BackendList).backends
 
@@ -133,8 +129,6 @@ class ResourceClient:
     def backend_usage(self, name: str) -> list[NodeUsageView]:
         return self._get(_path("backends", name, "usage"), UsageList).nodes
 
-    # ----------------------------------------------------------------------------------- reservations
-
     def create_reservation(self, request: ReservationRequest) -> ReservationView:
         """Reserve capacity. Conflict, with what is in the way, if there is not enough."""
         return self._post("/reservations", ReservationView, request, idempotent=False)
@@ -147,8 +141,6 @@ class ResourceClient:
 
     def delete_reservation(self, name: str) -> ReservationView:
         return self._delete(_path("reservations", name), ReservationView)
-
-    # ---------------------------------------------------------------------------------- periodic jobs
 
     def create_periodic(self, request: PeriodicRequest) -> PeriodicView:
         return self._post("/periodic", PeriodicView, request, idempotent=False)
@@ -172,16 +164,12 @@ class ResourceClient:
     def delete_periodic(self, name: str) -> PeriodicView:
         return self._delete(_path("periodic", name), PeriodicView)
 
-    # ------------------------------------------------------------------------------ shares and quotas
-
     def shares(self, account: str = "") -> ShareReport:
         """Every account with every term of its fair share; with `account` only that one, its parents and children."""
         return self._get("/shares", ShareReport, {"account": account} if account else None)
 
     def quotas(self) -> list[QuotaRow]:
         return self._get("/quotas", QuotaList).quotas
-
-    # ------------------------------------------------------------------------------------------ audit
 
     def audit(
         self, *, who: str = "", what: str = "", target: str = "", since: str = "", limit: int = 0
@@ -202,8 +190,6 @@ class ResourceClient:
         """The rows after that number, oldest first."""
         query = {"who": who, "what": what, "target": target, "after": str(after), "limit": str(PAGE)}
         return self._retry(lambda: self._get("/audit", AuditList, query).entries)
-
-    # ---------------------------------------------------------------------------------- configuration
 
     def scheduling(self) -> SchedulingConfig:
         """The scheduling section of the current configuration."""
@@ -234,8 +220,6 @@ class ResourceClient:
         query = "&".join([f"to={int(to)}"] * (to != 0) + ["dry_run=1"] * dry_run)
         return self._post(f"/config/undo{query and '?' + query}", ConfigChange, idempotent=False)
 
-    # ----------------------------------------------------------------------------------------- server
-
     def info(self) -> Info:
         return self._get("/info", Info)
 
@@ -249,8 +233,6 @@ class ResourceClient:
     def server_date(self) -> str:
         """The `Date` header of a response, empty if it has none."""
         return self._transport.request("GET", "/livez").headers.get("Date", "")
-
-    # --------------------------------------------------------------------------------------- requests
 
     def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None, *, timeout_s: float = 0) -> T:
         return decode(self._transport.request("GET", API + path, query=query, timeout_s=timeout_s).body, kind)

@@ -30,8 +30,6 @@ from hodei.model.errors import (
     Unsupported,
 )
 
-# -------------------------------------------------------------------------------------------- errors
-
 
 class ServerUnreachable(HodeiError):
     """No server answered. If the connection was lost on the way, the outcome of the request is unknown."""
@@ -82,8 +80,6 @@ def error_from(status: int, body: bytes) -> HodeiError:
         return InvalidInput(problem.message, hint=problem.hint, code=problem.code, problems=problems)
     return kind(problem.message, hint=problem.hint, code=problem.code)
 
-
-# ------------------------------------------------------------------------------------------- address
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -187,8 +183,6 @@ def _token_in(file: Path) -> str:
     except (OSError, UnicodeDecodeError):
         return ""
 
-
-# ------------------------------------------------------------------------------------------ requests
 
 # Raised by http.client and sockets when the server is down or closes the connection.
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)

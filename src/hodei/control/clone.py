@@ -85,8 +85,6 @@ class _Copier:
             self._by_type[kind] = how
         return how
 
-    # ------------------------------------------------------------------------------------------ containers
-
     def _dict(self, it: dict[Any, Any]) -> dict[Any, Any]:
         out = self._done[id(it)] = type(it)()
         shared, one = self._shared, self.copy
@@ -131,8 +129,6 @@ class _Copier:
         out = self._done[id(it)] = it.copy()
         return out
 
-    # --------------------------------------------------------------------------------------------- objects
-
     def _method(self, it: MethodType) -> MethodType:
         return MethodType(it.__func__, self.copy(it.__self__))
 
@@ -160,8 +156,6 @@ class _Copier:
         if it.layout_plugins:
             out.layout_plugins = tuple(self._done.get(id(plugin), plugin) for plugin in it.layout_plugins)
         return out
-
-    # -------------------------------------------------------------------------------------------- the engine
 
     def _profile(self, it: Profile) -> Profile:
         for plugin in (it.queue, *it.node_plugins, *it.gang_plugins, *it.post_filters, *it.binds, *it.gpu_choosers):

@@ -146,8 +146,6 @@ class Controller:
     def view(self, now_ms: int) -> View:
         return self.accounts.view(now_ms)
 
-    # ---------------------------------------------------------------------------------------------- step
-
     def step(self, now_ms: int, facts: Sequence[Fact] = ()) -> Step:
         return run_to_end(self.step_in_chunks(now_ms, facts))
 
@@ -206,8 +204,6 @@ class Controller:
         held = [hold.gang.job.profile for hold in self.preemption.holds.values()]
         outside = self.arrays.waiting + self.dependencies.in_profile
         return {name: len(queue) + held.count(name) + outside[name] for name, queue in self.queues.items()}
-
-    # --------------------------------------------------------------------------------------- 1. learn facts
 
     def _learn_all(self, facts: Sequence[Fact], now_ms: int) -> Generator[None, None, None]:
         for number, chunk in enumerate(chunks(facts)):
@@ -300,8 +296,6 @@ class Controller:
                 job = self.gangs.update(job, now_ms, pause_ms=max(job.not_before_ms - now_ms, 0))
             self._lifecycle.conclude(job, now_ms)
 
-    # ------------------------------------------------------------------------------------------- queueing
-
     def _enqueue(self, job: Job, now_ms: int) -> None:
         availability = self.profile_router.routing.availability
         if not availability.idle:
@@ -363,8 +357,6 @@ class Controller:
             if isinstance(queue, BackfillQueue):
                 queue.reestimate(runtime.user, self.estimator.estimate)
 
-    # ----------------------------------------------------------------------------------------- 2. due by time
-
     def _expire(self, now_ms: int) -> None:
         if self.profile_router.expire(now_ms):
             self.cluster.wake("time")
@@ -393,8 +385,6 @@ class Controller:
     def _watch_assembly(self, job: Job, placed_ms: int) -> None:
         if job.spec.gang.assembly_timeout_ms:
             self._timers.set(placed_ms + job.spec.gang.assembly_timeout_ms, job.id)
-
-    # -------------------------------------------------------------------------------------------- 4. decide
 
     def _decide(self, now_ms: int) -> Plan:
         cluster, plan, view = self.cluster, Plan([], [], [], []), self.view(now_ms)
@@ -555,8 +545,6 @@ class Controller:
             self.cluster.emit(
                 "plugin.failed", now_ms, job=fault.job, plugin=fault.plugin, point=fault.point, error=fault.error
             )
-
-    # ------------------------------------------------------------------------------------ results of a try
 
     def _park(self, queue: SchedulingQueue | BackfillQueue, gang: Gang, refusal: Refusal, now_ms: int) -> None:
         """Set the reason of a refused gang; it waits for a trigger, or backs off if a plugin failed."""

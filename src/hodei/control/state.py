@@ -112,8 +112,6 @@ class ClusterState:
         self._events: list[Event] = []
         self._acts: list[Act] = []
 
-    # -------------------------------------------------------------------------------------------- queueing
-
     def enqueue(self, job: Job, now_ms: int) -> None:
         for listener in self.signals.job_queued:
             listener(job, now_ms)
@@ -125,8 +123,6 @@ class ClusterState:
     def wake(self, trigger: Trigger) -> None:
         """Retry the pending gangs that this could unblock."""
         self.triggers.add(trigger)
-
-    # ---------------------------------------------------------------------------------------------- jobs
 
     def add_job(self, job: Job, *, new: bool) -> None:
         self.jobs[job.id] = job
@@ -156,8 +152,6 @@ class ClusterState:
         else:
             self.jobs[job.id] = job
         return job
-
-    # ---------------------------------------------------------------------------------------------- runs
 
     def add_run(self, run: Run, *, new: bool) -> None:
         self.runs.setdefault(run.job, {})[run.id] = run
@@ -241,8 +235,6 @@ class ClusterState:
         self.runs.pop(job, None)
         self._changed[job] = None
 
-    # --------------------------------------------------------------------------------------------- nodes
-
     def put_node(self, node: Node) -> None:
         self.nodes[node.name] = node
         overrides = self.overrides.get(node.name)
@@ -259,8 +251,6 @@ class ClusterState:
         if overrides.node in self.nodes:
             self.put_node(self.nodes[overrides.node])
 
-    # --------------------------------------------------------------------------------------- reservations
-
     def put_reservation(self, reservation: Reservation, *, new: bool) -> None:
         self.track_availability()
         self.availability.add_reservation(reservation)
@@ -272,8 +262,6 @@ class ClusterState:
         if reservation is not None:
             self._reservations[name] = SaveReservation(reservation, deleted=True)
         return reservation
-
-    # ------------------------------------------------------------------------------------------- effects
 
     def act(self, act: Act) -> None:
         self._acts.append(act)

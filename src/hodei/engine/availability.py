@@ -68,8 +68,6 @@ class AvailabilityProfile:
         self.reservations: dict[str, Reservation] = {}
         self.forecasts: dict[JobId, int] = {}  # forecast start by pending job
 
-    # ------------------------------------------------------------------------------------------------ runs
-
     def started(
         self, run: RunId, node: NodeName, request: Resources, start_ms: int, estimate_ms: int, project: str = ""
     ) -> None:
@@ -112,8 +110,6 @@ class AvailabilityProfile:
         if not spans or spans[0].end_ms >= now_ms:
             return spans
         return sorted((_corrected(span, now_ms) for span in spans), key=_by_end)
-
-    # -------------------------------------------------------------------------------------------- claims
 
     def add_start_reservation(self, start_reservation: StartReservation) -> None:
         self.remove_start_reservation(start_reservation.job)
@@ -192,8 +188,6 @@ class AvailabilityProfile:
             for claim in self._claims.get(node, ())
             if (claim.job != job if claim.job else claim.project != project)
         ]
-
-    # ------------------------------------------------------------------------------------------- questions
 
     def first_conflict(
         self, node: NodeName, request: Resources, now_ms: int, until_ms: int, job: JobId, project: str

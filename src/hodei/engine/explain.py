@@ -133,7 +133,6 @@ def _names(table: Table, mask: Mask, limit: int) -> tuple[str, ...]:
     return tuple([table.names[row] for row in rows[:limit]])
 
 
-# --------------------------------------------------------------------------------------------- changes
 # Single changes to a job that could let it start: proposed by plugins, tried by `control.explain.suggestions`.
 #
 # A plugin that can propose changes has the method `suggest(member, nodes, view) -> Iterable[Change]`, where `nodes` are

@@ -91,8 +91,6 @@ class Table:
         for node in nodes:
             self.put(node)
 
-    # ------------------------------------------------------------------------------------- membership
-
     def put(self, node: Node) -> None:
         """Add or replace a node; its usage stays."""
         if self._by_name.get(node.name) != node:
@@ -168,8 +166,6 @@ class Table:
             self._capacity = np.concatenate([self._capacity, empty])
             self._free = np.concatenate([self._free, empty])
         return found
-
-    # ------------------------------------------------------------------------------------------ usage
 
     def place(
         self, row: int, request: Resources, member: Member | None = None, grant: Grant | None = None
@@ -316,8 +312,6 @@ class Table:
             whole[whole == 0] = np.inf
             found = self._scales[resource] = (shift, whole)
         return found
-
-    # ------------------------------------------------------------------------------------------ views
 
     def view(self, rows: Rows = ALL) -> Nodes:
         return Nodes(self, rows)

@@ -134,8 +134,6 @@ class Ranking:
         self.feasible = 0
         self.weight = 0
 
-    # --------------------------------------------------------------------------------------- keeping up
-
     def refresh(self, memos: Memos, member: Member, view: View) -> None:
         table = self._table
         if self._generation != table.generation or self._always_rebuild or self._is_stale(member):
@@ -240,8 +238,6 @@ class Ranking:
                     total += memo.array.item(row) * weight
         self.feasible += (total >= 0) - (self.rank.item(row) >= 0)
         self.rank[row] = total
-
-    # ------------------------------------------------------------------------------------------ reading
 
     def order(self) -> Ints:
         """The final score per row, normalised scores included; -1 where infeasible."""

@@ -312,7 +312,6 @@ class TopologyIndex:
         )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------- volumes
 # A volume that several members of a node use counts once. Counts are built on first use (and again for a new table
 # generation), then updated with each placement and release.
 

@@ -133,9 +133,6 @@ def _walk_dict(data: Mapping[Any, Any], kind: inspect.DictType, at: str, problem
     return out
 
 
-# ------------------------------------------------------------------------------------------- messages
-
-
 def _choices(kind: inspect.Type) -> list[inspect.Type]:
     """The members of a union, without metadata."""
     if isinstance(kind, inspect.Metadata):

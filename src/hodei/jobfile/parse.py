@@ -202,9 +202,6 @@ def _decode_slow(raw: bytes) -> object:
         ) from None
 
 
-# ------------------------------------------------------------------------------------- jobs and tasks
-
-
 def _spec_of(form: FlatJob | FullJob, now_ms: int, at: str, problems: Problems) -> JobSpec:
     """`at` is the prefix of every path; the result is valid only if no problem was added."""
     if isinstance(form, FlatJob):
@@ -358,9 +355,6 @@ def _task(
     )
 
 
-# ------------------------------------------------------------------------------------------- single keys
-
-
 def _deadline(value: str | int | float, now_ms: int, path: str, problems: Problems) -> int:
     if not isinstance(value, str) or value[4:5] != "-" or value[7:8] != "-":
         return now_ms + (duration(value, path, problems) or 0)
@@ -446,8 +440,6 @@ def _collect_resources(
         else:
             requests.append((f"resources.{name}", name, given))
 
-
-# ------------------------------------------------------------------------------------------- workload
 
 # Key of the job -> (path, value), for the keys that a workload type fills.
 Filled = dict[str, tuple[str, Any]]

@@ -61,9 +61,6 @@ def _minute(minute: int) -> str:
     return datetime.fromtimestamp(minute * 60, UTC).strftime("%Y-%m-%dT%H:%M").rjust(16, "0")
 
 
-# ------------------------------------------------------------------------------------------- views
-
-
 def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
     spec = apply_escalation(job.spec, job.escalation_state) if job.escalation_state else job.spec
     tasks = spec.tasks
@@ -176,9 +173,6 @@ def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Ca
         address=node.address,
         holds=[hold_view(hold) for hold in holds],
     )
-
-
-# ------------------------------------------------------------------------------------------- documents
 
 
 def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]:

@@ -50,8 +50,6 @@ MAX_TASKS = 64
 MAX_COUNT = 100_000
 MAX_JOBS = 10_000
 
-# ------------------------------------------------------------------------------------------- placement
-
 
 class SelectorTerm(Form, frozen=True):
     """All conditions of a term must hold."""
@@ -143,7 +141,6 @@ class NearForm(Form, frozen=True):
     lng: Annotated[float, Meta(ge=-180, le=180), about("Degrees east.")] | None = None
 
 
-# -------------------------------------------------------------------------------------------- workloads
 Restart = Annotated[
     Short,
     about(
@@ -193,8 +190,6 @@ WORKLOADS: dict[str, type[WorkloadForm]] = {
     "batch": BatchForm, "long-running": LongRunningForm, "serverless": ServerlessForm,
     "data-processing": DataProcessingForm, "interactive": InteractiveForm,
 }  # fmt: skip
-
-# ------------------------------------------------------------------------------------------- keys of a task
 
 Env = Annotated[
     dict[Annotated[str, text(256)], Long | Integer],
@@ -281,8 +276,6 @@ class TaskForm(_TaskKeys, frozen=True):
         Annotated[Word, about("Unique within the job. Default `main`, with several tasks `task-1`, `task-2`...")] | None
     ) = None
 
-
-# ------------------------------------------------------------------------------------------- keys of a job
 
 Project = Annotated[Word, about("The project that it counts for. Default `default`.")]
 LabelsKey = Annotated[Labels, about("Labels for selecting and grouping jobs.", {"team": "a"})]
@@ -418,8 +411,6 @@ class FullJobs(Form, frozen=True):
 
     jobs: Annotated[list[FullJob], Meta(max_length=MAX_JOBS)]
 
-
-# ----------------------------------------------------------------------------------------- JSON Schema
 
 SCHEMA_ID = "urn:hodei:schema:job:v1"
 

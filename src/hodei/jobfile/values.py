@@ -31,8 +31,6 @@ T = TypeVar("T")
 # The longest command line and environment that Linux accepts.
 MAX_TEXT = 128 * 1024
 
-# ----------------------------------------------------------------------------------------------- types
-
 
 def text(limit: int) -> Meta:
     return Meta(max_length=limit)
@@ -74,8 +72,6 @@ class Expression(Form, frozen=True):
 Expressions = Annotated[list[Expression], Meta(max_length=64)]
 Weight = Annotated[int, Meta(ge=1, le=100)]
 
-
-# ---------------------------------------------------------------------------------------------- names
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _DOTTED = re.compile(r"(?=.{1,63}\Z)[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
@@ -152,9 +148,6 @@ def name_of_program(program: str) -> str:
 
 def _nearest(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name[:63].lower()).strip("-.")
-
-
-# --------------------------------------------------------------------------------------------- values
 
 
 def error_text(error: InvalidInput) -> str:
@@ -250,8 +243,6 @@ def encodable(text: str) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------ resources
-
 # Path relative to the task, resource name, amount.
 Entry = tuple[str, str, str | int | float]
 AmountProblems = tuple[tuple[str, str], ...]
@@ -304,8 +295,6 @@ def _misspelling_of(name: str) -> str:
         return ""
     return next(iter(get_close_matches(name, _OFTEN_MISSPELLED, n=1, cutoff=0.8)), "")
 
-
-# --------------------------------------------------------------------------------------- number lists
 
 # Cores and devices as Linux writes them: `0-3,8` is 0, 1, 2, 3 and 8.
 MAX_NUMBER = 8191  # the most that a Linux kernel supports

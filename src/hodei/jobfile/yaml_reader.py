@@ -68,9 +68,6 @@ def load_yaml(
     return list(_Reader(text, name, max_values).documents())
 
 
-# ------------------------------------------------------------------------------------------- JSON
-
-
 def _load_json(text: str, name: str) -> object:
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -97,9 +94,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(text: str) -> object:
     raise ValueError(text)
-
-
-# ------------------------------------------------------------------------------------------- YAML
 
 
 class _Frame:
@@ -282,8 +276,6 @@ def _yaml_error(name: str, place: str, what: str, hint: str) -> InvalidInput:
     return InvalidInput(f"{where}: {what}" if where else what, hint=hint, problems=((where, f"{what}; {hint}"),))
 
 
-# ------------------------------------------------------------------------------------------- flow YAML
-
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-](?:[A-Za-z0-9_./+ -]*[A-Za-z0-9_./+-])?")
 
 
@@ -307,8 +299,6 @@ def _is_plain_text(text: str) -> bool:
     except InvalidInput:
         return False
 
-
-# ------------------------------------------------------------------------------------------- key lines
 
 # Larger texts are not read a second time.
 _MAX_KEY_LINES_BYTES = 4 * 1024 * 1024

@@ -65,7 +65,6 @@ class ShareReport(Struct, frozen=True, omit_defaults=True):
         return structs.replace(self, rows=rows, budgets=tuple(row for row in self.budgets if row.project in kept))
 
 
-# ----------------------------------------------------------------------------------------------- quota
 # One row for each project and resource with a quota.
 
 
@@ -90,7 +89,6 @@ class QuotaList(Struct, frozen=True):
     quotas: list[QuotaRow]
 
 
-# ----------------------------------------------------------------------------------------------- usage
 # Usage of accounts as stored.
 
 

@@ -110,7 +110,6 @@ class NodeTerm(Struct, frozen=True, omit_defaults=True):
         return ", ".join(str(requirement) for requirement in (*self.labels, *self.fields))
 
 
-# ---------------------------------------------------------------------------------------- job affinity
 # Rules about other jobs (affinity, anti-affinity, spread), and host ports.
 
 

@@ -75,7 +75,6 @@ def matches_query(entry: AuditEntry, query: AuditQuery) -> bool:
     )
 
 
-# --------------------------------------------------------------------------------------------- secrets
 # Everyone who may read jobs sees the names of environment variables. The job's owner and administrators see the values;
 # values with secret-looking names only on request. Others see no values at all, so no guess by name protects them.
 
@@ -123,8 +122,6 @@ def _mask_value(name: str, value: Any, env: EnvVisibility) -> Any:
         return mask_env(value, env) if name == "env" else mask_settings(value, env=env)
     return [_mask_value(name, each, env) for each in value] if isinstance(value, list | tuple) else value
 
-
-# ------------------------------------------------------------------------------------- damaged records
 
 RECORD_DAMAGED = "RECORD_DAMAGED"
 

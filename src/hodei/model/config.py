@@ -14,7 +14,6 @@ from msgspec import Meta, Struct, field
 from hodei.model.audit import mask_settings
 from hodei.model.explanation import WhatIf
 
-# ----------------------------------------------------------------------------------- accounting config
 # Shares, quotas, budgets, and the minimum and maximum request of one job.
 
 

@@ -71,7 +71,6 @@ class DependencyStatus(Struct, frozen=True, omit_defaults=True):
     saved: bool = False
 
 
-# -------------------------------------------------------------------------------------- data locations
 # A caller who can test whether a file or URL exists can probe the server's disk and network. Therefore jobs may wait only
 # for locations below those that the configuration allows. Locations are compared by path component, never as text: `/data`
 # does not allow `/database`, nor `https://a` `https://a.evil`.

@@ -86,7 +86,6 @@ def runtime_sample(job: Job) -> RuntimeSample | None:
     return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), max(ran_ms, 1), said_ms)
 
 
-# -------------------------------------------------------------------------------------------- forecast
 # When a pending job is expected to start.
 
 

@@ -146,7 +146,6 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     backend_queue: BackendQueueEntry | None = None
 
 
-# -------------------------------------------------------------------------------------------- priority
 # The priority of a job as a sum of terms, in thousandths of a point.
 
 
@@ -169,7 +168,6 @@ class PriorityBreakdown(Struct, frozen=True, omit_defaults=True):
     queue: str = ""
 
 
-# ---------------------------------------------------------------------------------------------- whatif
 # Start times and preemptions after a change, compared with the present state.
 
 

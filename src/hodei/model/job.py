@@ -19,7 +19,6 @@ from hodei.model.node import Grant, Location, Taint, TaintEffect, Volume
 from hodei.model.outcome import StopReason
 from hodei.model.resources import CPU, MEMORY, Resources
 
-# -------------------------------------------------------------------------------------------- decision
 # Refusals (`Verdict`) and the record of a placement (`Decision`).
 
 
@@ -77,7 +76,6 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-# ------------------------------------------------------------------------------------------ escalation
 # Measures that a job allows if it waits too long. What was done: `model.escalation_state`.
 
 
@@ -95,7 +93,6 @@ class Escalation(Struct, frozen=True, omit_defaults=True):
     promote_to: int = 0
 
 
-# ---------------------------------------------------------------------------------------------- health
 # Health checks of a run: the method, the interval, and the number of failures that stops it.
 
 
@@ -125,7 +122,6 @@ class HealthCheck(Struct, frozen=True, omit_defaults=True):
         return bool(self.command or self.http or self.file)
 
 
-# ------------------------------------------------------------------------------------------- lifecycle
 # State machines of jobs and runs. Only `control` calls `advance_job` and `advance_run`.
 
 
@@ -455,7 +451,6 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     health: HealthState = ""
 
 
-# ------------------------------------------------------------------------------------------------- qos
 # Quality of service: the classes of Kubernetes, from requests and limits of cpu and memory.
 
 

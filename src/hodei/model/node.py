@@ -136,8 +136,6 @@ class NodeOverrides(Struct, frozen=True, omit_defaults=True):
         return structs.replace(node, labels=labels, taints=taints, cordoned=node.cordoned or self.cordoned)
 
 
-# ---------------------------------------------------------------------------------------------- volumes
-
 # Where a volume is, where it could be created, where there is enough storage, and its zone. All restrict the nodes in
 # the same way; the kind serves explanations.
 VolumeReachKind = Literal["there", "could_be", "space", "zone"]

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from hodei.model.errors import InvalidInput
 
-# -------------------------------------------------------------------------------------------- quantity
 # Parse and format Kubernetes quantities (`250m`, `8Gi`, `1e3`), durations (`1h30m`, `90s`, `01:30:00`) and times.
 
 
@@ -123,9 +122,6 @@ def format_time(ms: int) -> str:
     year += era * 400 + (month <= 2)
     clock = f"{hour:02}:{minute:02}" + (f":{second:02}" if second else "")
     return f"{year:04}-{month:02}-{day:02} {clock} UTC"
-
-
-# ----------------------------------------------------------------------------------------------------
 
 
 CPU = "cpu"

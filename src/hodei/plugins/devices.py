@@ -66,8 +66,6 @@ class Devices:
     def _reason(self, code: str, evictable: bool = False) -> Reason:
         return Reason(self.name, code, _TEXTS[code], evictable=evictable)
 
-    # ------------------------------------------------------------------------------------------- explain
-
     def lacks(self, member: Member, nodes: Nodes, view: View) -> tuple[int, str]:
         """The shortage of one node in thousandths of the request, and as text."""
         task, size, texts = member.task, 0, []

@@ -80,8 +80,6 @@ class JobAffinityPlugin:
         low, high = (int(left.min()), int(left.max())) if left.size else (0, 0)
         return (raw - low) * MAX_SCORE // (high - low) if high > low else np.zeros_like(raw)
 
-    # -------------------------------------------------------------------------------------------- counts
-
     def _affinity_counts(self, member: Member, table: Table) -> list[DomainCount]:
         """For each required term: placed members that meet all terms, by the domains of this one."""
         required, owner = member.task.job_affinity.required, member.job.project

@@ -49,7 +49,6 @@ Table = Mapping[str, Any]
 T = TypeVar("T")
 
 
-# --------------------------------------------------------------------------------------------- queries
 # Informational calls: expected starts of runs in a backend's own queue, and measured usage of its nodes. A failed query
 # leaves its answer empty and says nothing about the health of the backend.
 
@@ -145,9 +144,6 @@ def backend_queue(
     entry = BackendQueueEntry(last.backend, of_run[last.id].start_ms, of_run[last.id].reason)
     text = answer.summary.replace(", about to start", f", waits in the queue of backend {entry.backend}", 1)
     return structs.replace(answer, summary=text, backend_queue=entry)
-
-
-# --------------------------------------------------------------------------------------------- manager
 
 
 class StoredBackends(Struct, frozen=True):
@@ -264,8 +260,6 @@ class BackendManager:
         self._update_block(name)
         return managed
 
-    # --------------------------------------------------------------------------------------------- orphans
-
     async def _find_orphans(self, name: str, unknown: Sequence[RunId]) -> set[RunId]:
         """Runs on a backend that the controller does not know belong to finished attempts and are stopped, except those
         whose records are active or damaged in the store: these continue."""
@@ -291,8 +285,6 @@ class BackendManager:
         self.binder.act(
             [Stop(run, self.orphans.pop(run), 10_000, StopReason("cancelled")) for run in self.orphans_of(job)]
         )
-
-    # ------------------------------------------------------------------------------------- start and stop
 
     def start(self) -> None:
         self._started = True
@@ -341,8 +333,6 @@ class BackendManager:
             return list(watchers)
         return [name for name, watcher in watchers.items() if not watcher.tried.is_set()]
 
-    # ------------------------------------------------------------------------------------------- health
-
     def _health_changed(self, name: str) -> None:
         circuit = self._managed[name].health.circuit
         detail = {"backend": name, "reason": circuit.text} if circuit.broken else {"backend": name}
@@ -374,8 +364,6 @@ class BackendManager:
             for name, managed in self._managed.items()
             if name not in self.stored.disabled
         }
-
-    # ------------------------------------------------------------------------------------------ changes
 
     def statuses(self) -> list[BackendStatus]:
         return [self.status(name) for name in sorted(self._managed)]
@@ -483,8 +471,6 @@ class BackendManager:
             for run in runs.values()
             if run.backend == name and run.state not in RUN_ENDED
         ]
-
-    # ------------------------------------------------------------------------------------------- calls
 
     async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
         try:

@@ -48,8 +48,6 @@ class CronTask:
             raise NotFound(f"there is no periodic job {name!r}", hint="hodei cron list")
         return found
 
-    # ------------------------------------------------------------------------------------------- changes
-
     async def add(self, periodic: Periodic) -> Periodic:
         """Conflict if the name is taken, QueueFull if there are too many. Its first due time is in the future."""
         now = self._service.clock.now_ms()
@@ -96,8 +94,6 @@ class CronTask:
             job = (await self._service.submit([spec])).ids[0]
             await self._save(structs.replace(periodic, last_job=job, last_due_ms=now, last_result="made"))
             return job
-
-    # ------------------------------------------------------------------------------------------ schedule
 
     async def load(self) -> None:
         for periodic in await self._service.read(self._service.store.periodics):

@@ -90,8 +90,6 @@ class DecisionLog:
         self._begin(FORMAT, last_event)
         self._prune()
 
-    # --------------------------------------------------------------------------------------------- writing
-
     def step(self, now_ms: int, facts: Sequence[Fact], plan: Plan) -> None:
         run_to_end(self.write_in_slices(now_ms, facts, plan))
 
@@ -148,8 +146,6 @@ class DecisionLog:
             if self._failed_s is None:
                 log.error("cannot write the decision log: %s; a new segment is tried in %g s", error.strerror, _RETRY_S)
             self._failed_s = time.monotonic()
-
-    # -------------------------------------------------------------------------------------------- segments
 
     @property
     def full(self) -> bool:
@@ -231,8 +227,6 @@ class DecisionLog:
             for each in files:
                 self._attempt(partial(each.unlink, missing_ok=True))
             del sizes[files]
-
-    # --------------------------------------------------------------------------------------------- secrets
 
     def _redact_all(self, facts: Sequence[Fact]) -> list[Fact]:
         return [self._redact(fact) if type(fact) in _WITH_SECRETS else fact for fact in facts]

@@ -180,9 +180,6 @@ def _awaited(specs: Iterable[JobSpec]) -> list[JobId]:
     return list(dict.fromkeys(one.job for spec in specs for one in spec.after.of if one.job))
 
 
-# ------------------------------------------------------------------------------------------ data watch
-
-
 FIRST_S, LONGEST_S, GROWTH = 1.0, 30.0, 1.5
 _TIMEOUT_S = 10.0
 _MAX_CHECKS = 8

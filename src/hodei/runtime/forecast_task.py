@@ -80,8 +80,6 @@ class ForecastTask:
         self.query_worker.close()
         self._forecast_worker.close()
 
-    # ------------------------------------------------------------------------------------------- forecasts
-
     def latest(self, job: JobId) -> StartForecast | None:
         return self._forecasts.latest(job)
 
@@ -162,8 +160,6 @@ class ForecastTask:
         except (Unavailable, msgspec.MsgspecError) as error:
             log.warning("the stored forecasts cannot be read: %s", error)
 
-    # --------------------------------------------------------------------------------------------- what if
-
     async def what_if(
         self,
         question: Question,
@@ -184,9 +180,6 @@ class ForecastTask:
 
         key = (msgspec.msgpack.encode((structs.replace(question, first=0), policy)), id(make))
         return await self.query_worker.run(answer, key)
-
-
-# ---------------------------------------------------------------------------------------- in the child
 
 
 def _until_timeout(seconds: float) -> Callable[[], bool]:

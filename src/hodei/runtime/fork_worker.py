@@ -151,8 +151,6 @@ def _pickled_answer(work: Callable[[], object]) -> bytes:
         return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
 
 
-# ----------------------------------------------------------------------------------------- query queue
-
 # Work shorter than this is not followed by a pause: the timer would take longer.
 _SHORT_S = 0.0005
 

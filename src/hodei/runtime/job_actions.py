@@ -44,9 +44,6 @@ MAX_DEPENDENTS = 100_000
 _FAILED_WAITING = (NEVER_MET, TIMED_OUT)
 
 
-# ----------------------------------------------------------------------------------------------- one job
-
-
 async def suspend(service: Service, job: JobId) -> Job:
     """A pending job is held; a running one takes a checkpoint, gives up its nodes, and is then held."""
     found = await _own_job(service, job)
@@ -117,9 +114,6 @@ async def _own_job(service: Service, job: JobId) -> Job:
     # Checked first: a caller who may not change the job learns nothing else about it.
     service.rights.check_owner(found)
     return found
-
-
-# ----------------------------------------------------------------------------------------------- arrays
 
 
 class ArrayStatus(Struct, frozen=True):
@@ -231,9 +225,6 @@ def list_folded(store: Store, query: JobQuery) -> tuple[list[JobRow], JobId]:
             after = min(after, skip_from)
         if not after or len(rows) >= query.limit:
             return rows, after
-
-
-# --------------------------------------------------------------------------------------------- requeue
 
 
 class Requeued(Struct, frozen=True):

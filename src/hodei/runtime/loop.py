@@ -90,8 +90,6 @@ class Loop:
         # backends takes it first, so that it orders nothing that is not stored yet.
         self.step_lock = asyncio.Lock()
 
-    # --------------------------------------------------------------------------------------------- inbox
-
     def enqueue(self, facts: Sequence[Fact]) -> None:
         """Facts whose commit is not waited for."""
         self._inbox.append((facts, (), None))
@@ -174,8 +172,6 @@ class Loop:
             for done in self._client_commits:
                 if not done.done():
                     done.set_exception(write_pending(error))
-
-    # --------------------------------------------------------------------------------------------- steps
 
     async def run(self) -> None:
         """Until `stop`, or until another server has opened the store; `fatal` is set then."""

@@ -126,9 +126,6 @@ class EventHub:
             subscription.close()
 
 
-# ------------------------------------------------------------------------------- sinks and collectors
-
-
 class SinkThread:
     """Calls one sink for every committed step, in order."""
 
@@ -296,9 +293,6 @@ class Observers:
         ends = time.monotonic() + timeout_s
         for sink in self._sinks:
             await asyncio.to_thread(sink.join, max(0.0, ends - time.monotonic()))
-
-
-# ------------------------------------------------------------------------------------------- built in
 
 
 class JsonLines:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hodei.control.accounting.accounts import AccountsPolicy
     from hodei.model.ids import JobId
 
-# ---------------------------------------------------------------------------------------------- caller
 # The request on whose behalf something happens. The loop signs its facts with the caller's name and puts the audit row
 # into the same commit.
 
@@ -81,8 +80,6 @@ def _created(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
     return ", ".join(names)
 
 
-# ---------------------------------------------------------------------------------------------- rights
-
 _SUBMITTERS = ("user", "admin")
 _NO_ESCALATION = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escalation")].default
 
@@ -94,8 +91,6 @@ class Rights:
     def __init__(self, policy: Callable[[], AccountsPolicy], jobs: Mapping[JobId, Job]) -> None:
         self._policy, self._jobs = policy, jobs
         self.role_of: Callable[[str], str | None] | None = None
-
-    # ------------------------------------------------------------------------------------------- new jobs
 
     def admitted(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
         """The specs as they may be submitted; NotPermitted if one requests more than its user may have."""
@@ -154,8 +149,6 @@ class Rights:
                 code="PROJECT_FORBIDDEN",
             )
         return spec
-
-    # -------------------------------------------------------------------------------------------- changes
 
     def check(self, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:
         """NotPermitted if the caller's role does not allow one of these. New jobs were checked by `admitted`."""

@@ -155,8 +155,6 @@ class Service:
         self.backend_manager = BackendManager(self, backends, health or HealthPolicy(), backend_factory)
         self.forecasts.expected_starts = self.backend_manager.expected_starts
 
-    # ------------------------------------------------------------------------------------- start and stop
-
     async def start(self) -> None:
         """Returns when the state is restored and the loop runs; the backends connect in the background."""
         await self.damaged_records.load()
@@ -305,8 +303,6 @@ class Service:
             caller.record_first(detail)
             await self.loop.commit(())
 
-    # --------------------------------------------------------------------------------------------- jobs
-
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
         """All or none, durable and visible when it returns. The same key gives the same answer again."""
         if not key:
@@ -454,8 +450,6 @@ class Service:
         finally:
             self.event_hub.cancel_wait(job, end)
 
-    # ------------------------------------------------------------------------------------- explanations
-
     async def why(self, job: JobId, node: str = "") -> Explanation:
         """`node`: only the reasons of that node."""
         known, found = self.controller.cluster.jobs.get(job), None
@@ -515,8 +509,6 @@ class Service:
             return await self.forecasts.query_worker.run(answer)
         return await self._queries.run(object(), answer)
 
-    # -------------------------------------------------------------------------------------------- nodes
-
     def nodes(self) -> list[NodeStatus]:
         table = self.controller.cluster.table
         table.settle()
@@ -531,8 +523,6 @@ class Service:
             raise NotFound(f"there is no node {change.node!r}", hint="hodei nodes")
         await self.loop.commit([change])
         return next(status for status in self.nodes() if status.node.name == change.node)
-
-    # ---------------------------------------------------------------------------------------- reservations
 
     def reservations(self) -> list[ReservationStatus]:
         """By start time."""
@@ -565,8 +555,6 @@ class Service:
         now_ms = self.clock.now_ms()
         late = tuple(late_runs(self.controller.cluster, reservation, now_ms))
         return ReservationStatus(reservation, reservation.start_ms <= now_ms < reservation.end_ms, late)
-
-    # ---------------------------------------------------------------------------------------- monitoring
 
     def estimate(self, job: Job) -> Estimate | None:
         """The expected run time; None once the job has ended."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("hodei.store_maintenance")
 
 
-# ------------------------------------------------------------------------------------------- retention
-
 _RETENTION_INTERVAL_S = 60.0
 _NOTE = "clock"
 _DAY_MS = 86_400_000
@@ -143,8 +141,6 @@ class Retention:
             f"was off); it is trusted after another {format_duration(clock.left_ms // 1000 * 1000)}"
         )
 
-
-# ------------------------------------------------------------------------------------- damaged records
 
 _KINDS = ("job", "run", "event", "audit", "key")
 _CHECK_S = 1.0

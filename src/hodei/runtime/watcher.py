@@ -139,8 +139,6 @@ class Watcher:
             self._outage = Block(UNHEALTHY, f"backend {self._backend.name} is unreachable since {since}: {error[:200]}")
             self._report_nodes()
 
-    # ---------------------------------------------------------------------------------------------- nodes
-
     async def _refresh_nodes(self) -> None:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             offered = await self._backend.nodes()
@@ -196,8 +194,6 @@ class Watcher:
             self._owners.pop(node, None)
         self._offered, self._removed = {}, True
         self._report_nodes(reason)
-
-    # ----------------------------------------------------------------------------------------------- runs
 
     async def _reconcile(self) -> None:
         async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -259,9 +255,6 @@ class Watcher:
     def _is_unwanted(self, seen: RunObserved) -> bool:
         run = self._cluster.run(seen.run)
         return run is None or (run.state in RUN_ENDED and seen.state not in RUN_ENDED)
-
-
-# ---------------------------------------------------------------------------------------------- health
 
 
 class HealthPolicy(Struct, frozen=True):

@@ -85,9 +85,6 @@ def code_of(answer: object, error: BaseException | None) -> str:
     return error.code if isinstance(error, HodeiError) else "INTERNAL"
 
 
-# --------------------------------------------------------------------------------------- failed logins
-
-
 class FailedLogins:
     """Counts requests without a valid token by kind (`count`), and records those with a wrong token (`save`)."""
 

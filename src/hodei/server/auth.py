@@ -170,9 +170,6 @@ def check_not_revoked(who: Principal, tokens: Authenticator) -> None:
         raise _unauthorized("the token was replaced or revoked during the request")
 
 
-# ---------------------------------------------------------------------------------------- token file
-
-
 def new_token() -> str:
     body = base64.b32encode(secrets.token_bytes(25)).decode("ascii").lower()
     return PREFIX + body + _checksum(body)

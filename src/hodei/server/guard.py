@@ -27,7 +27,6 @@ from hodei.server.errors import (
 )
 from hodei.server.route import KIB, MIB
 
-# ------------------------------------------------------------------------------------------ json depth
 # The depth of a JSON text without parsing it: linear in its size, in C, with bounded memory.
 
 _KEEP = b'[]{}"'
@@ -56,8 +55,6 @@ def deeper_than(raw: bytes, limit: int) -> bool:
         depth, quotes = int(heights[-1]), int(quoted[-1])
     return False
 
-
-# ----------------------------------------------------------------------------------------------- guard
 
 MAX_DEPTH = 64
 MAX_HEADERS = 100

@@ -62,8 +62,6 @@ def check_store_exists(home: Path, *, fresh: bool) -> list[Path]:
     ]
 
 
-# ------------------------------------------------------------------------------------------- log file
-
 MAX_BYTES = 16 << 20
 BACKUP_COUNT = 3
 

@@ -185,9 +185,6 @@ class Route(Struct, frozen=True):
         return self.method != "GET" and not self.read_only
 
 
-# ------------------------------------------------------------------------------------------ parameters
-
-
 def read_params(route: Route, scope: Scope) -> dict[str, Any]:
     """Every declared parameter, typed, or its default. InvalidInput names all that are wrong or unknown."""
     given = _given(route, scope)

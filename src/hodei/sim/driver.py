@@ -100,8 +100,6 @@ class Simulation:
             start_reservations_broken=self._controller.reservation_audit.broken,
         )
 
-    # --------------------------------------------------------------------------------------------- event loop
-
     def _loop(self) -> None:
         arrivals = iter(self._workload.arrivals)
         arrival = next(arrivals, None)
@@ -164,8 +162,6 @@ class Simulation:
         if self._steps % self._stride == 0:
             self._sample(now_ms)
         return step
-
-    # ------------------------------------------------------------------------------------------------- runs
 
     def _start_run(self, start: Start, kind: StartKind | Literal[""], now_ms: int) -> None:
         job = self._active[start.run.job]

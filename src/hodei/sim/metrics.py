@@ -76,8 +76,6 @@ class Result(Struct):
     start_reservations_broken: int = 0
 
 
-# -------------------------------------------------------------------------------------------- measures
-
 SHORT_RUN_MS = 10_000
 """Shorter runs count as this long in a slowdown; otherwise the shortest jobs would dominate the mean."""
 STARVED_MS = 7 * 86_400_000

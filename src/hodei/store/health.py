@@ -13,8 +13,6 @@ from hodei.model.errors import Unavailable
 from hodei.model.resources import MEMORY, human_amount
 from hodei.store import schema
 
-# ---------------------------------------------------------------------------------------------- vacuum
-
 _INCREMENTAL = 2
 # A file of this size is rewritten when a server starts; it takes about a second.
 _SMALL_BYTES = 64 << 20

@@ -175,8 +175,6 @@ class _Repair:
                 db.execute(f"UPDATE meta SET {column} = ?", (last,))  # noqa: S608 (constants)
                 self._set_aside("counter", column, 0, _INVALID_NUMBER, f"new numbers start after {last}", stored)
 
-    # ------------------------------------------------------------------------------------------- numbers
-
     def _renumber(self, table: str) -> None:
         """Moves the rows of a history with invalid numbers to its end, in their order."""
         db = self._db
@@ -248,8 +246,6 @@ class _Repair:
         self._insert("job", dict(zip(rows.JOB, rows.job_row(job), strict=True)))
         self._db.execute("INSERT OR IGNORE INTO spec (job, body) VALUES (?, ?)", (job.id, rows.text(job.spec)))
         self._set_aside("job", str(job.id), job.id, _MISSING, _FROM_MEMORY, {"found as": [id for (id,) in lost]})
-
-    # ------------------------------------------------------------------------------------------- records
 
     def _run(self, key: tuple[int, int, int], why: str) -> None:
         raw = self._raw("run", rows.RUN_KEY, key)
@@ -342,8 +338,6 @@ class _Repair:
             if kind == "node mark" and isinstance(key, str):
                 self._cordon(key)
         self._set_aside(kind, name, max(job, 0), why, _OUTCOMES[kind], raw[0])
-
-    # ---------------------------------------------------------------------------------------- statements
 
     def _set_aside(self, kind: str, name: str, job: JobId, reason: str, outcome: str, body: Any) -> None:
         """Bytes of the body that are no text are kept as hexadecimal digits."""

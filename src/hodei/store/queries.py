@@ -20,8 +20,6 @@ from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery
 from hodei.store import damage, rows
 from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_text_error, lenient
 
-# ----------------------------------------------------------------------------------------------- audit
-
 AUDIT_COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote", "detail")
 AUDIT_TABLE = """CREATE TABLE audit (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,

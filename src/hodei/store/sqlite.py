@@ -209,8 +209,6 @@ class SqliteStore:
             return ""
         return found[0][0] if found else ""
 
-    # -------------------------------------------------------------------------------------------- damage
-
     @property
     def suspects(self) -> list[tuple[str, JobId]]:
         return [(kind, quarantine.job_of_key(kind, key)) for kind, key in list(self._suspects.seen)]
@@ -263,8 +261,6 @@ class SqliteStore:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
-
-    # ------------------------------------------------------------------------------------- connections
 
     def _open_checked(self) -> sqlite3.Connection:
         """The writer's connection. Unavailable if the structure of the file is damaged."""

@@ -112,8 +112,6 @@ def an_order(job: int, *command: str, **fields: Any) -> Start:
     return Start(run=a_run(job), spec=spec, task=spec.tasks[0])
 
 
-# ------------------------------------------------------------------------------------------------ stores
-
 Connect = Callable[[], Store]
 
 

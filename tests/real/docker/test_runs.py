@@ -59,9 +59,6 @@ def tell(dockerd: DockerDaemons, tmp_path: Path) -> Callable[..., None]:
     return whole
 
 
-# ------------------------------------------------------------------------------------------ limits
-
-
 def test_a_run_over_its_memory_limit_fails_with_oom_and_not_killed(tell):
     async def story(desk: Desk) -> None:
         eat = sh("x=a; while :; do x=$x$x; done")
@@ -152,9 +149,6 @@ def test_a_run_that_waits_for_a_slot_can_be_stopped(tell):
     tell(story, hosts={"h1": {"max_containers": 1}})
 
 
-# ---------------------------------------------------------------------------------------- commands
-
-
 def test_a_missing_or_unrunnable_command_has_the_exit_code_of_a_shell(tell):
     async def story(desk: Desk) -> None:
         ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
@@ -225,9 +219,6 @@ def test_an_allowed_directory_is_mounted_and_only_written_to_if_that_is_allowed(
         assert (data / "2").read_text() == "mine\n"
 
     tell(story, allow=Allow(mounts=(f"{data}:rw",)))
-
-
-# ------------------------------------------------------------------------------------- beside a run
 
 
 @pytest.mark.parametrize(
@@ -353,9 +344,6 @@ def test_usage_is_measured(tell):
         assert used["memory"] > 0
 
     tell(story)
-
-
-# ---------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

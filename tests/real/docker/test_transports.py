@@ -50,9 +50,6 @@ async def says_no(home: Path, daemon: Daemon, words: str, **host: object) -> Non
         await backend.close()
 
 
-# --------------------------------------------------------------------------------------------- TLS
-
-
 def certificates(place: Path, name: str) -> Path:
     """A new authority in `place`/`name`, a certificate for 127.0.0.1 and one for a client."""
     made = place / name
@@ -88,9 +85,6 @@ def test_tls_authenticates_both_sides(dockerd: DockerDaemons, tmp_path: Path):
         asyncio.run(says_no(tmp_path / "c", daemon, "h3", url=url))
     finally:
         daemon.stop()
-
-
-# --------------------------------------------------------------------------------------------- ssh
 
 
 @pytest.fixture

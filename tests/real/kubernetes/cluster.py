@@ -118,8 +118,6 @@ class Cluster:
     def wait(self, predicate: Callable[[], T | None], what: str, timeout: float = DEADLINE_S) -> T:
         return wait(predicate, what, timeout)
 
-    # -------------------------------------------------------------------------------------------------- nodes
-
     def make_nodes(
         self, count: int, cpu: str = "4", memory: str = "16Gi", pods: int = 110, *, zones: int = 0,
         prefix: str = "node", **fields: Any,
@@ -164,8 +162,6 @@ class Cluster:
         """As its kubelet would say it; the controllers taint it accordingly."""
         said = {"type": "Ready", "status": "True" if ready else "False", "reason": "Test", "lastTransitionTime": _THEN}
         self.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [said]}}, "strategic")
-
-    # --------------------------------------------------------------------------------------------------- pods
 
     def make_pod(self, name: str, *amounts: str, **fields: Any) -> dict[str, Any]:
         """As `pod` has it, and created."""
@@ -279,8 +275,6 @@ class Cluster:
             for one in self.pods()
             if not names or one["metadata"]["name"] in names
         }
-
-    # ---------------------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
         """The namespace first, so that no owner makes its pods anew; then its pods at once; then what was made elsewhere."""

@@ -82,8 +82,6 @@ class LogKubelet:
         self._server.server_close()
         self._thread.join(10)
 
-    # ------------------------------------------------------------------------------------------- commands
-
     def _execute(self, page: BaseHTTPRequestHandler, pod: str, asked: dict[str, list[str]]) -> None:
         command, key = asked["command"], page.headers.get("Sec-WebSocket-Key", "")
         assert PROTOCOL in page.headers.get("Sec-WebSocket-Protocol", "")

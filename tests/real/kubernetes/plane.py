@@ -54,8 +54,6 @@ class Plane:
         self._pki = folder / "pki"
         self._issued: dict[tuple[str, str], Api] = {}
 
-    # ---------------------------------------------------------------------------------------------- starting
-
     def start(self) -> Plane:
         """etcd and kube-apiserver; ready when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -172,8 +170,6 @@ class Plane:
     def stop_kube_scheduler(self, name: str = "default-scheduler") -> None:
         self.end(f"kube-scheduler-{name}")
 
-    # -------------------------------------------------------------------------------------------------- users
-
     @property
     def api(self) -> Api:
         return self.api_of("admin")
@@ -239,8 +235,6 @@ class Plane:
         spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in sorted(named)]
         self.api.apply(spaces)
         return self.api.apply(shipped)
-
-    # ---------------------------------------------------------------------------------------------- processes
 
     def run(self, name: str, arguments: Sequence[str], program: str = "") -> subprocess.Popen[bytes]:
         """Start a program of the control plane; what it says goes to `name`.log."""

@@ -21,9 +21,6 @@ pytestmark = pytest.mark.real
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/hodei-scheduler"
 
 
-# -------------------------------------------------------------------------------------- connections
-
-
 @pytest.fixture
 def proxy(plane: Plane) -> Iterator[Proxy]:
     made = Proxy(plane.server)
@@ -117,9 +114,6 @@ def test_a_token_that_is_replaced_is_read_again(
     cluster.until_bound("two")
 
 
-# ------------------------------------------------------------------------------------------- rights
-
-
 def test_missing_rights_are_logged_and_waited_for(cluster: Cluster, hodei_kube: PodSchedulers):
     mine = hodei_kube("powerless", user="nobody", ready=False)
 
@@ -147,9 +141,6 @@ def test_a_missing_right_is_reported_on_the_pod(cluster: Cluster, hodei: PodSche
     finally:
         cluster.patch(ROLE, {"rules": rules})
     cluster.until_bound("one")
-
-
-# ---------------------------------------------------------------------------- others who are quicker
 
 
 @pytest.fixture

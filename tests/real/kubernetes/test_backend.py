@@ -127,9 +127,6 @@ def let_go_of_all(cluster: Cluster) -> None:
             cluster.patch(f"{cluster.pods_path}/{pod['metadata']['name']}", {"metadata": {"finalizers": None}})
 
 
-# ------------------------------------------------------------------------------------------- runs
-
-
 def test_a_run_is_seen_running_and_then_ended(tell):
     async def story(bench: Bench) -> None:
         (end,) = await bench.run(bench.order(1, runs_for="1s"))
@@ -237,9 +234,6 @@ def test_a_full_quota_is_retried_later(tell, cluster):
     tell(story)
 
 
-# ------------------------------------------------------------------------------------------- stopping
-
-
 def test_a_stop_ends_the_run_and_carries_its_reason_back(tell):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1)])
@@ -320,9 +314,6 @@ def test_finalizers_of_others_are_kept(tell, cluster):
     tell(story)
 
 
-# ------------------------------------------------------------------------------------------- others' doings
-
-
 def test_a_pod_deleted_by_others_is_lost_with_its_exit_code(tell, cluster):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1)])
@@ -383,9 +374,6 @@ def test_an_image_that_never_comes_is_given_up(tell, cluster, monkeypatch):
     tell(story, pull_patience="1s")
 
 
-# ------------------------------------------------------------------------------------------- by way of a scheduler
-
-
 def test_a_scheduler_of_the_cluster_puts_it_where_we_say(tell, cluster, kube_scheduler):
     name = cluster.make_node(f"{cluster.namespace}-z", "4", "16Gi")
 
@@ -410,9 +398,6 @@ def test_a_run_that_no_scheduler_takes_can_be_stopped_and_is_given_up(tell, monk
         assert "no scheduler" in given_up.reason
 
     tell(story, scheduler="nobody", pull_patience="3s")
-
-
-# ------------------------------------------------------------------------------------------- restarts and outages
 
 
 def test_a_run_that_ends_while_we_are_away_is_found_with_its_exit_code(tell, cluster):
@@ -506,9 +491,6 @@ def test_what_it_can_not_do_it_refuses_with_what_to_do_instead(tell):
     tell(story)
 
 
-# ------------------------------------------------------------------------------------------- several
-
-
 def test_two_clusters_by_name_and_two_installations_never_see_each_others_runs(cluster, tmp_path):
     cluster.make_node(f"{cluster.namespace}-0", "4", "16Gi")
 
@@ -531,9 +513,6 @@ def test_two_clusters_by_name_and_two_installations_never_see_each_others_runs(c
         asyncio.run(story())
     finally:
         let_go_of_all(cluster)
-
-
-# ------------------------------------------------------------------------------------------- nodes
 
 
 def test_nodes_offer_what_the_pods_of_others_leave(tell, cluster):
@@ -608,9 +587,6 @@ def test_only_nodes_with_the_wanted_labels_are_offered(tell, cluster):
     tell(story, node_selector={"pool": cluster.namespace})
 
 
-# ------------------------------------------------------------------------------------------- logs
-
-
 def test_logs_come_from_the_api_while_running_and_from_the_file_afterwards(tell, cluster, plane: Plane):
     kubelet = LogKubelet(plane)
     kubelet.serve(cluster, f"{cluster.namespace}-0")
@@ -642,9 +618,6 @@ def test_logs_come_from_the_api_while_running_and_from_the_file_afterwards(tell,
         tell(story)
     finally:
         kubelet.close()
-
-
-# ------------------------------------------------------------------------------------------- rights
 
 
 def bind_shipped_rights(cluster: Cluster, user: str, without: str = "") -> None:

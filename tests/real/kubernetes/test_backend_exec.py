@@ -83,9 +83,6 @@ async def heard(bench: Bench, true: Callable[[Any], object]) -> Any:
     return found[0]
 
 
-# ------------------------------------------------------------------------------------------- commands
-
-
 def test_a_command_runs_in_the_container_with_arguments_output_and_exit_code(tell, kubelet):
     hostile = ["a b", "$(id)", "`id`", "${HOME}", "a\nb", "%s&x=1", "é", "+", ""]
 
@@ -146,9 +143,6 @@ def test_the_shipped_rights_suffice_for_commands_and_a_missing_one_is_named(tell
             await again_and_again()
 
     tell(story, kubeconfig=str(plane.kubeconfig("nobody")))
-
-
-# ------------------------------------------------------------------------------------------- saved work
 
 
 def test_a_checkpoint_is_taken_by_a_command_and_a_failure_is_reported(tell, kubelet, tmp_path):
@@ -264,9 +258,6 @@ def test_a_stop_interrupted_by_a_crash_is_repeated_after_the_restart(tell, kubel
     tell(story)
 
 
-# ------------------------------------------------------------------------------------------- health
-
-
 def be_ready(cluster: Cluster, pod: str, ready: bool) -> None:
     """What a kubelet writes after its probe has succeeded, or failed often enough."""
     path = f"{cluster.pods_path}/{pod}"
@@ -337,9 +328,6 @@ def test_a_stale_heartbeat_file_stops_the_run(tell, kubelet, tmp_path):
         assert "has not changed for 0.3s" in end.reason
 
     tell(story)
-
-
-# ------------------------------------------------------------------------------------------- measured use
 
 
 def test_a_cluster_without_metrics_is_reported(tell):

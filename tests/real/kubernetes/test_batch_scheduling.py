@@ -57,9 +57,6 @@ def _ask(plane: Plane, *words: object) -> str:
     return done.stdout
 
 
-# ------------------------------------------------------------------------------------------------- backfill
-
-
 def test_a_short_pod_is_backfilled_before_a_start_reservation_and_a_long_one_is_not(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, config: Told
 ):
@@ -121,9 +118,6 @@ def test_run_times_are_learned_for_similar_pods(cluster: Cluster, hodei_kube: Po
     cluster.wait(lambda: any("nodeName" in one["spec"] for one in cluster.pods(**of_it)), "the fourth is bound")
 
 
-# ----------------------------------------------------------------------------------------------- fair share
-
-
 def test_fair_share_survives_a_restart_and_a_change_of_leader(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, config: Told
 ):
@@ -174,9 +168,6 @@ def test_fair_share_survives_a_restart_and_a_change_of_leader(
     assert other.stop() == 0
 
 
-# -------------------------------------------------------------------------------------------- reservations
-
-
 def test_reserved_capacity_is_for_its_namespace_only(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, config: Told
 ):
@@ -209,9 +200,6 @@ cpu = 3
     )
     assert cluster.bound_to("endless") == ""
     cluster.delete(f"/api/v1/namespaces/{owner}/pods", grace=0)
-
-
-# ----------------------------------------------------------------------------------------------- forecasts
 
 
 def test_a_pending_pod_is_annotated_with_its_expected_start(cluster: Cluster, hodei_kube: PodSchedulers, config: Told):

@@ -122,9 +122,6 @@ def installed(bare: Bare) -> Iterator[str]:
     must(script(bare, "cleanup.sh", "hodei-test"))
 
 
-# ------------------------------------------------------------------------------------------ taken as they are
-
-
 def test_the_manifests_are_taken_as_they_are(bare: Bare) -> None:
     """By the server, with its validation and Pod Security "restricted"; strictly, so that no field is misspelt."""
     bare.kubectl("create", "namespace", "hodei-system")
@@ -174,9 +171,6 @@ def test_the_examples_of_workloads_make_their_pods(bare: Bare) -> None:
     assert {(pod["spec"]["schedulerName"], pod["spec"]["priority"]) for pod in pods} == {("hodei", 50)}
     bare.kubectl("delete", "namespace", "workloads")
     bare.kubectl("delete", f"--filename={DEPLOY / 'examples' / 'priorityclasses.yaml'}")
-
-
-# ------------------------------------------------------------------------------------------------ the scripts
 
 
 def test_setup_installs_with_the_chosen_namespace_and_image_and_cleanup_leaves_nothing(bare: Bare) -> None:
@@ -254,9 +248,6 @@ def test_setup_has_a_hint_when_hodei_does_not_start(bare: Bare) -> None:
     must(script(bare, "cleanup.sh", "stuck"))
 
 
-# ------------------------------------------------------------------------------------------------- the rights
-
-
 READ = ("list", "watch")
 NEEDED = {
     "events.events.k8s.io": ("create",),
@@ -311,9 +302,6 @@ def test_the_role_allows_only_the_usage_configmap(bare: Bare, installed: str) ->
         assert not can(bare, installed, verb, "configmaps", name="hodei-usage", namespace="kube-system")
     for verb in ("list", "watch", "delete", "patch"):
         assert not can(bare, installed, verb, "configmaps", name="hodei-usage", namespace=installed)
-
-
-# ------------------------------------------------------------------------------------------------- at work
 
 
 @pytest.fixture

@@ -53,9 +53,6 @@ def scheduler(groups_of_others: None, hodei: PodScheduler) -> PodScheduler:
     return hodei
 
 
-# ------------------------------------------------------------------------------------- conventions
-
-
 def by_kubernetes(cluster: Cluster, size: int) -> Fields:
     cluster.apply(f"""
         apiVersion: scheduling.k8s.io/v1alpha2
@@ -218,9 +215,6 @@ def test_a_gang_that_would_not_fit_anyway_preempts_no_pod(cluster: Cluster, sche
     cluster.until_condition("ring-2", "PodScheduled", "False", "Unschedulable")
     assert "deletionTimestamp" not in cluster.pod("low")["metadata"]
     assert set(cluster.bound()) == {"low"}
-
-
-# ----------------------------------------------------------------------- when it dies in the middle
 
 
 def forbid_binding(cluster: Cluster, name: str) -> Callable[[], None]:

@@ -128,9 +128,6 @@ def test_a_new_scheduler_finds_the_size_of_a_gang_that_waits(cluster: Cluster, h
     cluster.until_bound(*names)
 
 
-# ------------------------------------------------------------------------------------------- priorities
-
-
 def test_a_preferred_annotation_beats_the_class_and_a_wrong_one_is_refused(cluster: Cluster, hodei_kube: PodSchedulers):
     hodei_kube("mine", ["--priority-annotation=priority", "--prefer-priority-annotation"])
     cluster.apply([

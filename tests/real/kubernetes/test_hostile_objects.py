@@ -170,9 +170,6 @@ def _milder(path: str, spec: Any) -> Iterator[Any]:
         yield {}
 
 
-# ------------------------------------------------------------------------------------- what is optional
-
-
 def test_unreadable_types_do_not_delay_pods(cluster: Cluster, hodei_kube: PodSchedulers):
     role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/hodei-scheduler"
     rules = cluster.get(role)["rules"]
@@ -192,9 +189,6 @@ def test_unreadable_types_do_not_delay_pods(cluster: Cluster, hodei_kube: PodSch
         cluster.patch(role, {"rules": rules})
 
 
-# ------------------------------------------------------------------------------------------- the lease
-
-
 def test_a_deleted_lease_is_created_again(cluster: Cluster, hodei_kube: PodSchedulers):
     space = ["--lease-namespace=hodei-system"]
     mine = hodei_kube("leading", space, elect=True)
@@ -211,9 +205,6 @@ def test_a_deleted_lease_is_created_again(cluster: Cluster, hodei_kube: PodSched
     cluster.make_pod("one", scheduler="leading")
     cluster.until_bound("one")
     assert "was deleted; it is created again" in mine.said()
-
-
-# ------------------------------------------------------------------------------------- a part that has failed
 
 
 def test_a_watch_that_ends_ends_the_process_loudly(cluster: Cluster, plane: Plane, tmp_path: Any):

@@ -82,9 +82,6 @@ def certificate_authority(plane: Plane) -> str:
     return str(yaml.safe_load(plane.kubeconfig("admin").read_text())["clusters"][0]["cluster"]["certificate-authority"])
 
 
-# ------------------------------------------------------------------------------------------------ who we are
-
-
 @pytest.mark.parametrize("by", ["certificate", "token"])
 def test_the_api_knows_us_by(plane: Plane, by: str):
     async def story() -> None:
@@ -232,9 +229,6 @@ def test_a_wrong_or_unreachable_server_is_reported(plane: Plane, tmp_path: Path)
         assert away.value.status == 0
 
     play(story())
-
-
-# ------------------------------------------------------------------------------------------------ list and watch
 
 
 class Picture:
@@ -426,9 +420,6 @@ def test_a_forbidden_collection_is_reported_and_not_synced(plane: Plane):
             assert picture.heard == []
 
     play(story())
-
-
-# ------------------------------------------------------------------------------------------------ discovery, lease
 
 
 def test_the_versions_of_a_group_are_discovered(plane: Plane):

@@ -103,9 +103,6 @@ def test_pods_that_are_held_back_foreign_or_leaving_are_never_bound(cluster: Clu
         cluster.patch(f"{cluster.pods_path}/leaving", {"metadata": {"finalizers": None}})
 
 
-# --------------------------------------------------------------------------------------- more than one
-
-
 def test_only_the_leader_binds_and_another_follows_it(cluster: Cluster, hodei_kube: PodSchedulers):
     """Killed: when the lease has run out. Told to go: at once."""
     cluster.make_nodes(1)

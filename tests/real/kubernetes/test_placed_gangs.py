@@ -98,9 +98,6 @@ def job(cluster: Cluster, name: str, said: Fields, *, completions: int, parallel
     cluster.apply([{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": wanted}])
 
 
-# ---------------------------------------------------------------------------------- how the group stands
-
-
 def test_the_group_of_scheduler_plugins_has_its_status(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1, cpu="2")
     said = annotated(by_plugins(cluster, 2), **{"hodei.test/runs-for": "2s"})
@@ -178,9 +175,6 @@ def test_the_group_of_kubernetes_has_the_condition_of_kube_scheduler(cluster: Cl
     assert condition("True") == scheduled  # it does not go back
 
 
-# -------------------------------------------------------------------------------------- finished members
-
-
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
 def test_a_job_with_more_completions_than_its_gang_is_large_ends(
     convention: Convention, cluster: Cluster, scheduler: PodScheduler
@@ -204,9 +198,6 @@ def test_finished_members_are_known_to_the_next_life(cluster: Cluster, kinds: No
     cluster.until_bound("ring-2")
 
 
-# ---------------------------------------------------------------------------------------- replacements
-
-
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
 def test_a_replacement_of_a_lost_member_comes_before_its_equals(
     convention: Convention, cluster: Cluster, scheduler: PodScheduler
@@ -222,9 +213,6 @@ def test_a_replacement_of_a_lost_member_comes_before_its_equals(
     cluster.delete_pod("ring-0", grace=0)
     cluster.until_bound("ring-2")
     assert cluster.bound_to("early") == ""
-
-
-# ------------------------------------------------------------------------------------------- preemption
 
 
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
@@ -249,9 +237,6 @@ def test_preemption_leaves_a_gang_its_minimum_if_that_is_enough(
     cluster.make_pod("high", cpu="1", priorityClassName="five")
     cluster.until_bound("high")
     assert len([name for name in cluster.holding() if name.startswith("ring")]) == 2
-
-
-# ------------------------------------------------------------------------------------------------ time
 
 
 def test_a_gang_that_times_out_releases_its_capacity_and_reports_it(

@@ -188,8 +188,6 @@ def test_a_deleted_preemptor_leaves_its_node_to_the_next_pod(cluster: Cluster):
     assert gone(cluster, "low")
 
 
-# --------------------------------------------------------------------------- room that appears meanwhile
-
 VERY_SLOW = {"annotations": {"hodei.test/stops-after": "60s"}, "terminationGracePeriodSeconds": 90}
 
 

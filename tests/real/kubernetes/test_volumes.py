@@ -200,9 +200,6 @@ def test_an_ephemeral_claim_is_waited_for(cluster: Cluster):
     volume_of(cluster, "one-scratch")
 
 
-# ------------------------------------------------------------------------- storage that drivers publish
-
-
 def publishing_class(cluster: Cluster) -> str:
     """A class whose driver publishes how much storage is left where."""
     driver = f"{cluster.namespace}.example.com"
@@ -243,9 +240,6 @@ def test_a_pod_waits_until_the_driver_has_enough_storage(cluster: Cluster):
     assert told.startswith("0/1 nodes are available: 1 node(s) did not have enough free storage.")
     cluster.patch(little, {"capacity": "5Gi"})
     cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
-
-
-# --------------------------------------------------------------------------------- claims that compete
 
 
 def test_a_pod_with_two_claims_goes_where_two_volumes_are(cluster: Cluster):

@@ -42,8 +42,6 @@ class Cluster(Installation):
         self.configure(config + "".join(nodes)).up()
         return self
 
-    # ------------------------------------------------------------------------------------------------ jobs
-
     def want(self, name: str, cpu: int | str = 1, **fields: Any) -> int:
         """Submit a job that goes on until `finish`; one core unless said otherwise."""
         self._ends.mkdir(exist_ok=True)
@@ -77,8 +75,6 @@ class Cluster(Installation):
     def delete(self, *ids: int) -> None:
         self.ok("cancel", *map(str, ids))
         self.ended(*ids)
-
-    # ------------------------------------------------------------------------------------------- what became
 
     def members(self, id: int) -> list[RunView]:
         """Its runs that have not ended, in order of members."""

@@ -69,9 +69,6 @@ def test_two_gangs_that_would_hold_half_each_run_one_after_the_other(cluster: Cl
     assert [detail.job.attempt for detail in cluster.ended(first, second)] == [1, 1]
 
 
-# ------------------------------------------------------------------------------------------- a gang that loses a member
-
-
 def a_gang(cluster: Cluster, tmp_path: Path, **fields: Any) -> int:
     """A gang on both nodes, whose members write down who watches over them and who they are; and a filler that waits."""
     said = f"echo $PPID $$ >{tmp_path}/said-$HODEI_RANK-$HODEI_ATTEMPT.tmp"

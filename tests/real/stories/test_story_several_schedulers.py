@@ -90,9 +90,6 @@ def test_a_profile_is_for_its_projects_alone(cluster: Cluster) -> None:
     cluster.run("mine", profile="lab", project="lab-7")
 
 
-# ------------------------------------------------------------------------------------- while they are at work
-
-
 def test_an_operator_adds_a_scheduler_without_a_restart_and_takes_it_back(cluster: Cluster) -> None:
     cluster.of(CPU_NODE, GPU_NODE)
     running = cluster.run("runs", cpu=4)

@@ -29,9 +29,6 @@ def saved_at(ms: int, size: int = 1) -> tuple[int, int, int]:
     return ms * 1_000_000, 7, size
 
 
-# ------------------------------------------------------------------------------------------------- hooks
-
-
 @pytest.mark.parametrize(
     ("order", "hook"),
     [
@@ -68,9 +65,6 @@ def test_the_wrapper_survives_every_checkpoint_signal():
     trapped = set(SCRIPT.split("trap : ")[1].split(";")[0].split())
     ignored_by_default = {"CONT", "URG", "WINCH"}
     assert trapped | ignored_by_default == set(CHECKPOINT_SIGNALS)
-
-
-# ---------------------------------------------------------------------------------------- checkpoint state
 
 
 @pytest.mark.parametrize(
@@ -146,9 +140,6 @@ def test_an_end_during_the_hook_counts_as_the_runs_own(hook, code, state, reason
     run.checkpoint_ms = 8
     end = run.describe_end(code=code, error="", oom=False, at_ms=9)
     assert (end["state"], end.get("reason"), end["checkpoint_ms"]) == (state, reason, 8)
-
-
-# ------------------------------------------------------------------------------------------- file probes
 
 
 def test_a_probe_sees_every_change(tmp_path):

@@ -104,9 +104,6 @@ def test_a_health_command_is_run_by_the_daemon_and_replaces_the_check_of_the_ima
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------- mounts
-
-
 def test_a_directory_below_an_allowed_one_is_read_only_unless_it_may_be_written(tmp_path: Path):
     (tmp_path / "a/b").mkdir(parents=True)
     inside = str(tmp_path / "a/b")
@@ -141,9 +138,6 @@ def test_on_another_machine_only_the_listed_directories_themselves_can_be_mounte
     assert with_mounts("/srv/data:/x", "/srv/data", host=FAR)[0]["Source"] == "/srv/data"
     with pytest.raises(BackendRefused):
         with_mounts("/srv/data/sub:/x", "/srv/data", host=FAR)
-
-
-# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -185,9 +179,6 @@ def test_allowed_options_are_applied():
     assert "SecurityOpt" not in config
 
 
-# ----------------------------------------------------------------------------------------- settings
-
-
 @pytest.mark.parametrize(
     ("host", "words"),
     [
@@ -215,8 +206,6 @@ def test_default_settings_are_valid_and_read_from_a_table():
     check("farm", found)
     assert found.hosts[0].amounts() == {"cpu": 4000}
 
-
-# ------------------------------------------------------------------------------- any string at all
 
 EVERY = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=30)
 SHELLISH = st.sampled_from(

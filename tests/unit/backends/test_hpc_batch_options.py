@@ -157,9 +157,6 @@ def test_pbs_options_follow_the_same_rules():
             of(line)
 
 
-# ------------------------------------------------------------------------------------------- convert
-
-
 def test_a_script_of_slurm_becomes_a_job_file():
     text = (
         "#!/bin/bash\n#SBATCH -J 'My Job' -c 4 --mem-per-cpu=2G\n#SBATCH --gres=gpu:a100:2,fpga:1 -t 1-02:00\n"

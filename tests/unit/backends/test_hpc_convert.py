@@ -187,8 +187,6 @@ def test_arguments_reach_the_script():
     assert document["command"][-2:] == ["a", "b c"]
 
 
-# ------------------------------------------------------------------------------------------------------ files
-
 RUN = {
     "HODEI_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_USER": "ada", "PATH": "/usr/bin:/bin", "SLURM_PROCID": "2",
 }  # fmt: skip

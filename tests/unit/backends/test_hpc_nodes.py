@@ -90,9 +90,6 @@ def test_without_a_cpu_partition_no_partition_is_tainted():
     assert _nodes(_cluster_nodes(GPUS))["hpc-gpu"].taints == ()
 
 
-# -------------------------------------------------------------------------------------------- memory limits
-
-
 def _submission(node: str, mode: str, **fields: Any) -> Any:
     cluster_nodes = _cluster_nodes(MAIN, mode=mode)
     asyncio.run(cluster_nodes.refresh())

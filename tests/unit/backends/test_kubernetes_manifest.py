@@ -70,9 +70,6 @@ def test_another_scheduler_gets_an_affinity_for_the_node():
     assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n7"]}]
 
 
-# ------------------------------------------------------------------------------------------- words
-
-
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
@@ -119,9 +116,6 @@ def test_an_impossible_order_is_refused_without_a_request(fields, said):
     assert "hush" not in f"{refusal.value.message}{refusal.value.hint}"
 
 
-# ------------------------------------------------------------------------------------------- amounts
-
-
 def test_amounts_use_the_units_of_kubernetes():
     pod = a_pod(
         Settings(gpu="amd.com/gpu"), cpu="1500m", memory="1Gi", gpu="1", limits={"cpu": 2000, "memory": 2**31},
@@ -132,9 +126,6 @@ def test_amounts_use_the_units_of_kubernetes():
                      "ephemeral-storage": str(2**30)},
         "limits": {"cpu": "2000m", "memory": str(2**31), "amd.com/gpu": "1", "example.com/fpga": "2"},
     }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------- names and labels
 
 
 def test_the_longest_names_still_fit():
@@ -191,9 +182,6 @@ def test_ports_are_those_of_the_node():
     ]
 
 
-# ------------------------------------------------------------------------------------------- settings
-
-
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
@@ -209,9 +197,6 @@ def test_a_wrong_setting_is_named(fields, path):
     with pytest.raises(InvalidInput) as refusal:
         check("prod", structs.replace(Settings(), **fields))
     assert refusal.value.problems[0][0] == path
-
-
-# ------------------------------------------------------------------------------------------- while it runs
 
 
 def test_a_job_without_supervision_gets_no_probe_no_volume_and_no_annotation():

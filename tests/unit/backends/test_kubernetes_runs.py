@@ -216,9 +216,6 @@ def test_a_removed_pod_is_stopped_if_we_stopped_it_and_lost_otherwise():
     assert removed_end(a_pod(running(), deletion_requested_ms=RECENTLY, ending=STOPPED), NOW_MS).state == "stopped"
 
 
-# ------------------------------------------------------------------------------------------- care
-
-
 @pytest.mark.parametrize(
     ("pod", "given_up"),
     [
@@ -286,8 +283,6 @@ def test_the_timeout_counts_from_the_command_and_not_from_the_image_pull(pod, se
 def test_a_second_stop_never_extends_the_grace_period(pod, grace_s, asked_for):
     assert remaining_grace_s(pod, NOW_MS, grace_s) == asked_for
 
-
-# ------------------------------------------------------------------------------------------------ health
 
 EVERY_10_S = '{"health":{"command":["x"],"every_ms":10000,"timeout_ms":1000,"failures":3}}'
 

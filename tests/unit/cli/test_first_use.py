@@ -121,9 +121,6 @@ def test_a_command_without_its_extra_names_what_to_install(hodei, monkeypatch, c
     assert "'server'" in result.stderr
 
 
-# ------------------------------------------------------------------------------------------------- job files
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -163,9 +160,6 @@ def test_aliases_do_not_make_the_search_for_lines_long(hodei, stub, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(f"command: [echo]\nx:\n{levels}")
     assert hodei("submit", str(file)).exit_code != 0
-
-
-# ------------------------------------------------------------------------------------------------------ exec
 
 
 def test_exec_takes_names_and_durations(hodei, stub):

@@ -127,9 +127,6 @@ def test_ctrl_c_cancels_the_job(stub):
     assert stub.sent("POST", f"{API}/jobs/1/cancel")[0].json() == {"reason": "interrupted at the terminal"}
 
 
-# ---------------------------------------------------------------------------------------------------- logs
-
-
 def test_logs_are_raw_and_an_empty_log_is_reported(hodei, ended):
     ended(state="succeeded")
     for follow in ((), ("-f",)):

@@ -40,9 +40,6 @@ def file(tmp_path: Path):
     return write
 
 
-# -------------------------------------------------------------------------------------------- where they come from
-
-
 def test_every_document_of_every_file_is_submitted_in_order(hodei, taken, file):
     one = file("name: a\ncommand: [x]\n---\nname: b\ncommand: [y]\n", "1.yaml")
     two = file("apiVersion: hodei/v1\nkind: Job\nmetadata: {name: c}\nspec: {tasks: [{command: [z]}]}\n", "2.yaml")
@@ -115,9 +112,6 @@ def test_wait_reports_a_failed_job(hodei, stub, taken, file):
     assert "job 1 (job-1) failed: exit code 2" in result.stderr
 
 
-# --------------------------------------------------------------------------------------------------- what is wrong
-
-
 def test_all_mistakes_are_named_with_their_place_and_nothing_is_sent(hodei, stub, taken, file):
     path = file("command: [x]\ncpu: -1\nmemroy: 1Gi\n---\ncommand: [y]\n---\ncommand: 5\n")
     result = hodei("submit", path)
@@ -177,8 +171,6 @@ def test_input_that_cannot_be_read_is_a_clear_usage_error(hodei, stub, file, mon
     assert "next: " in result.stderr or "cannot read" in said or "KEY=VALUE" in said
     assert not stub.sent("POST", f"{API}/jobs")
 
-
-# -------------------------------------------------------------------------------------------------------- plan
 
 NOW = Explanation(
     status="placed", code="PLACED", summary="starts at once", name="a", placements=(Placement("n1", "main", 0),)

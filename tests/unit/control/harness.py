@@ -88,8 +88,6 @@ class Harness:
         self.learn(*facts)
         return self.learn(*(NodeJoined(node) for node in nodes))
 
-    # ------------------------------------------------------------------------------------------ looking
-
     def state(self, job: int = 1) -> str:
         return self.jobs[job].state
 

@@ -64,8 +64,6 @@ def test_a_job_that_waited_starts_when_a_backend_comes_that_can():
     assert _nodes(harness, 1) == ["d1"]
 
 
-# --------------------------------------------------------------------------------------- backends that are down
-
 OUT = "backend slurm1 is out of reach since 10:00: no answer"
 
 

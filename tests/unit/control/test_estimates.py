@@ -115,9 +115,6 @@ def test_a_run_whose_end_is_all_that_was_heard_of_it_ran_since_it_was_placed():
     assert runtime_sample(job).runtime_ms == 50
 
 
-# -------------------------------------------------------------------------------------------- in the controller
-
-
 def run_through(harness, id: int, ran_ms: int, **fields) -> None:
     harness.submit(id, name="nightly", **fields)
     harness.see(f"{id}.0.1", "running")

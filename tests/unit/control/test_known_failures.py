@@ -18,8 +18,6 @@ from hodei.model.node import Taint
 from unit.control.harness import Harness, a_harness, some_nodes
 from unit.control.scenarios import evicted, filled, gone, live, running
 
-# ---------------------------------------------------------------------------------------------- preemption ping-pong
-
 
 def test_two_jobs_never_take_each_others_place_in_turn():
     """Elsewhere: A evicted B, B came back and evicted A, for ever. Here: a victim never takes its preemptor's place."""
@@ -73,9 +71,6 @@ def test_three_classes_in_a_ring_of_rules_come_to_rest():
         harness.later(60_000)
     assert evicted(harness) == [1]
     assert (live(harness, 2), live(harness, 3)) == (["2.0.1"], ["3.0.1"])
-
-
-# ---------------------------------------------------------------------- an eviction that does not help the preemptor
 
 
 @pytest.mark.parametrize(
@@ -141,9 +136,6 @@ def test_an_eviction_that_comes_to_nothing_is_on_record():
     assert live(harness, 9) == ["9.0.1"]
 
 
-# -------------------------------------------------------------------------------------------- more victims than needed
-
-
 def test_no_more_are_evicted_than_needed():
     """Elsewhere: a node was emptied for one small job. Here: those who need not go stay."""
     harness = filled(8)
@@ -193,9 +185,6 @@ def test_a_victim_gang_is_not_joined_by_single_jobs_that_its_leaving_makes_unnee
     harness.now_ms += 60_000
     harness.submit(9, cpu="1", count=3, priority="high")
     assert evicted(harness) == [1]
-
-
-# ------------------------------------------------------------------------------- a preempted job that is never requeued
 
 
 @pytest.mark.parametrize("restart", ["never", "on_failure", "always"])

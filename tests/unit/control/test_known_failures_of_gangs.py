@@ -22,9 +22,6 @@ from unit.control.scenarios import evicted, filled, gone, is_empty, live, runnin
 REPAIR = GangRules(on_failure="repair")
 
 
-# -------------------------------------------------------------------------- a half-bound gang that holds room for ever
-
-
 def test_a_gang_that_fits_in_part_holds_no_room_while_it_waits():
     """Elsewhere: members that fitted were bound and idled on their nodes. Here: all or none, and others use the room."""
     harness = a_harness(1, 1, 1)
@@ -77,9 +74,6 @@ def test_a_gang_half_bound_when_the_scheduler_died_is_no_half_gang_afterwards():
     assert is_empty(harness)
 
 
-# --------------------------------------------------------------------------------------- two gangs that hold and wait
-
-
 def test_two_gangs_never_hold_and_wait_for_each_other():
     """Elsewhere: two gangs got half the cluster each and both waited for ever. Here: one starts, the other holds nothing."""
     harness = a_harness(1, 1, 1, 1)
@@ -106,9 +100,6 @@ def test_two_gangs_that_make_room_at_once_do_not_split_the_victims():
     # The second in line comes before those who went: they are of a lower priority.
     assert live(harness, 9) == ["9.0.1", "9.1.1", "9.2.1"]
     assert len(evicted(harness)) == 3
-
-
-# ----------------------------------------------------------------------- a member lost, and its slot taken by a filler
 
 
 def a_gang_and_a_filler(**fields: Any) -> Harness:

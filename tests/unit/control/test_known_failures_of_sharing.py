@@ -54,9 +54,6 @@ def longest_wait(started, arrivals, project):
     return max(started[spec.name] - at for at, spec, _ in arrivals if spec.project == project)
 
 
-# ------------------------------------------------------------------------- one project that starves all others
-
-
 def test_first_come_first_served_lets_one_project_starve_all_others():
     """What went wrong elsewhere: a student's loop submitted 400 jobs at night, and nobody else ran until noon next day."""
     arrivals = a_flood() + now_and_then("web")
@@ -86,9 +83,6 @@ def test_a_user_who_submits_under_many_names_of_one_project_gains_nothing():
     assert longest_wait(started, arrivals, "web") <= 6 * HOUR
     without = played(arrivals, **line("fifo"))
     assert longest_wait(without, arrivals, "web") > 38 * HOUR
-
-
-# --------------------------------------------------------------------- a quota over-borrowed by a unit mix-up
 
 
 @pytest.mark.parametrize(
@@ -122,8 +116,6 @@ def test_an_amount_in_no_known_unit_is_refused_and_not_taken_for_nothing(amount)
     with pytest.raises(InvalidInput, match=r"scheduling\.quotas\.ml"):
         accounts_policy(msgspec.convert({"quotas": {"ml": {"hard": {"cpu": amount}}}}, SchedulingConfig))
 
-
-# -------------------------------------------------------------------------------------------- nobody waits for ever
 
 STREAM_HOURS = 60
 

@@ -65,9 +65,6 @@ def rights(*paths: Path) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ locks
-
-
 @pytest.mark.parametrize("pod", PODS)
 def test_every_container_is_locked_down(pod: dict[str, Any]) -> None:
     spec = pod["spec"]
@@ -141,9 +138,6 @@ def test_the_lease_and_the_memory_of_use_are_one_name_each_in_one_namespace() ->
         (["configmaps"], None, ["create"]),
         (["configmaps"], ["hodei-usage"], ["get", "update"]),
     ]
-
-
-# --------------------------------------------------------------------------------------------------- agreement
 
 
 def test_all_that_has_a_namespace_is_in_the_same_one() -> None:
@@ -238,9 +232,6 @@ def test_what_the_scripts_replace_is_written_in_one_way() -> None:
         assert text.count("image:") == text.count("image: hodei:latest"), path
 
 
-# ---------------------------------------------------------------------------------------------------- examples
-
-
 @pytest.mark.parametrize(("path", "pod"), EXAMPLE_PODS)
 def test_examples_ask_for_hodei(path: Path, pod: dict[str, Any]) -> None:
     assert pod["spec"]["schedulerName"] == "hodei"
@@ -269,9 +260,6 @@ def test_the_example_of_backfill_says_how_long_its_pods_take() -> None:
     pods = dict(pods_in(DEPLOY / "examples" / "backfill.yaml"))
     told = {name: estimate_ms(convert({"metadata": {"name": name}, **pod}, Pod)) for name, pod in pods.items()}
     assert told == {"backfill-large": 2 * 3_600_000, "backfill-short": 5 * 60_000}
-
-
-# ----------------------------------------------------------------------------------------- scripts and the image
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

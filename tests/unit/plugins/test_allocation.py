@@ -138,9 +138,6 @@ def test_the_score_of_fit_is_the_strategy_that_it_was_given():
         find_plugin("fit", {"strategy": "best"})
 
 
-# ---------------------------------------------------------------------------------------------- second opinion
-
-
 # Steps of a tenth of the height for each tenth of the way: on such a line no division leaves a rest.
 VALLEY = [{"utilization": 0, "score": 10}, {"utilization": 50, "score": 0}, {"utilization": 100, "score": 5}]
 

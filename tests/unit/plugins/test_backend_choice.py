@@ -87,9 +87,6 @@ def test_the_backend_that_holds_the_data_or_is_near_has_locality():
     assert scores(Locality(), a_member(), table) is None
 
 
-# ---------------------------------------------------------------------------------------------- data
-
-
 def test_a_data_set_stays_where_it_must():
     table = a_table(
         [
@@ -107,8 +104,6 @@ def test_a_data_set_stays_where_it_must():
     }
     assert refused(rules, a_member(inputs=("imagenet",)), table) == {}
 
-
-# ---------------------------------------------------------------------------------------------- spill
 
 HOME, CLOUD = a_node("home-1", 4, backend="home"), a_node("cloud-1", 4, backend="cloud", cost_milli=10_000)
 RULE = SpillRule("cloud", 30 * MINUTE_MS, 20_000)
@@ -191,9 +186,6 @@ def test_only_the_backends_in_from_determine_the_wait():
 
 def test_without_nodes_to_spill_to_there_is_no_opinion():
     assert Spill([RULE]).layouts(a_gang(), a_table([HOME]), View(NOW_MS)) is None
-
-
-# ------------------------------------------------------------------------------------------- settings
 
 
 def test_rules_and_policies_of_the_configuration_become_plugins_and_cost_nothing_if_there_are_none():

@@ -27,9 +27,6 @@ def a_spec(model, *tasks, costs=DEAR, hub="", **fields):
     return a_job_spec(tasks=tasks, distribution=Distribution(model, hub, costs), **fields)
 
 
-# -------------------------------------------------------------------------------------------------------- colocated
-
-
 def test_colocated_tasks_are_all_on_one_backend():
     engine = an_engine(on_backends(THREE), {"e1": 1, "n1": 1})
     gang = a_gang(engine, a_spec("colocated", a_task("a", count=4), a_task("b", count=4)))
@@ -73,9 +70,6 @@ def test_members_that_join_a_colocated_gang_use_its_backend():
         running_nodes=("e1",),
     )
     assert placed(engine, gang) == {"main": ["e2"]}
-
-
-# ------------------------------------------------------------------------------------------------------ distributed
 
 
 def test_tasks_that_do_not_fit_together_use_the_two_backends_with_the_lowest_transfer_cost():
@@ -176,9 +170,6 @@ def test_a_job_of_many_tasks_over_many_backends_has_a_bounded_number_of_choices(
     gang = a_gang(engine, spec)
     assert len(options(engine, gang)) == CHOICES_TRIED
     assert len(placed(engine, gang)) == 12
-
-
-# ------------------------------------------------------------------------------------------------- backends of a task
 
 
 def test_other_backends_than_those_of_the_task_are_refused():

@@ -102,9 +102,6 @@ def test_a_single_member_has_no_topology_rule(rules):
     assert placed(engine, a_gang(engine, a_job_spec(gang=rules))) == {"main": ["a"]}
 
 
-# ------------------------------------------------------------------------------------------------- unequal members
-
-
 def test_unequal_tasks_share_the_rack_too():
     nodes = [*racked({"r1": "a"}, cpu=8), *racked({"r2": "b"}, cpu=8, gpu=1)]
     engine = an_engine(nodes)
@@ -123,9 +120,6 @@ def test_members_that_ask_for_nothing_fit_in_every_rack():
     gang = a_gang(engine, a_job_spec(count=50, cpu=0, memory=0, gang=MUST))
     assert options(engine, gang) == [["a b"], ["c d"]]
     assert len(placed(engine, gang)["main"]) == 50
-
-
-# ------------------------------------------------------------------------------------------- extra members, joining
 
 
 def test_the_rack_where_the_extra_members_fit_too_comes_before_tighter_ones():
@@ -167,9 +161,6 @@ def test_the_rack_of_the_others_is_unknown_if_their_node_was_removed():
     engine = an_engine(racked(TWO_RACKS))
     said = "GANG_TOPOLOGY: the rack of its running members is unknown"
     assert placed(engine, joining(engine, MUST, ("gone",))) == said
-
-
-# ------------------------------------------------------------------------------------------------------ topologies
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,6 @@ def test_jobs_without_gpus_keep_away_from_cores_that_gpus_need():
     assert best(plugin, a_member(cpu="4"), table) == "plain"
 
 
-# ----------------------------------------------------------------------------------------------- fragments
-
-
 def _fragment(shape: Shape, cpu: int, gpus: list[int]) -> int:
     """The definition, for one job and one node: what is free and of no use to it."""
     free = [max(each, 0) for each in gpus]
@@ -170,9 +167,6 @@ def test_a_plugin_that_fails_to_choose_leaves_the_tightest():
     assert [(fault.plugin, fault.point) for fault in engine.runner.faults] == [("fgd", "choose_gpu")]
 
 
-# ------------------------------------------------------------------------------------------------- workload
-
-
 def test_the_typical_workload_is_what_comes_most_often():
     seen = [Shape(1000, 500)] * 60 + [Shape(4000, 1000)] * 30 + [Shape(2000, 0)] * 8 + [Shape(9000, 8000)] * 2
     assert typical_workload(seen) == {Shape(1000, 500): 60, Shape(4000, 1000): 30, Shape(2000, 0): 8}
@@ -193,9 +187,6 @@ def test_the_typical_workload_can_be_written_down():
 def test_an_invalid_workload_is_refused_with_a_reason(given, words):
     with pytest.raises(InvalidInput, match=words):
         build_profile("default", scores={"fgd": 1}, arguments={"fgd": {"typical": given}})
-
-
-# --------------------------------------------------------------------------------------------------- chance
 
 
 def _random_choices(seed: int) -> list[tuple[str, int]]:

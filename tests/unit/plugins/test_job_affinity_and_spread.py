@@ -51,9 +51,6 @@ def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
     return sorted({name for names in refused(plugin, member, table).values() for name in names})
 
 
-# ------------------------------------------------------------------------------------------- near and away
-
-
 @pytest.mark.parametrize(
     ("wants", "neighbour", "expected"),
     [
@@ -144,9 +141,6 @@ def test_without_a_rule_about_the_member_there_is_no_opinion():
     )
 
 
-# ------------------------------------------------------------------------------------------------ spreading
-
-
 def spread(topology: str = "zone", match: str = "app=web", **more: Any) -> SpreadRule:
     return SpreadRule(topology, selector=parse_selector(match), **more)
 
@@ -199,9 +193,6 @@ def test_members_of_one_gang_are_spread_among_themselves():
     assert sorted(one.node.labels["zone"] for one in placed) == ["a", "a", "b", "b"]
 
 
-# ---------------------------------------------------------------------------------------- ports and taints
-
-
 @pytest.mark.parametrize(
     ("wanted", "clash"),
     [
@@ -227,9 +218,6 @@ def test_soft_taints_make_a_node_the_worse_choice():
     assert scores(Taints(), tolerant, a_table(nodes)) == {"none": 10_000, "one": 10_000, "two": 0}
     assert scores(Taints(), a_member(), a_table(nodes[:1])) is None
     assert refused(Taints(), a_member(), a_table(nodes)) == {}
-
-
-# ------------------------------------------------------------------------------------------ in the engine
 
 
 def test_a_cached_ranking_follows_placements_and_releases():

@@ -107,9 +107,6 @@ def test_only_nodes_that_could_take_it_are_compared():
     assert Cost().normalize(raw, feasible)[1:].tolist() == [10_000, 0]
 
 
-# ------------------------------------------------------------------------------------------------ profiles
-
-
 def _weights(name: str, **configured: ProfileConfig) -> dict[str, int]:
     return {w.plugin.name: w.weight for w in build_profiles(SchedulingConfig(profiles=configured))[name].scores}
 

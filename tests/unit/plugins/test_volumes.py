@@ -78,8 +78,6 @@ def test_members_without_volumes_get_no_opinion():
     assert Volumes().stamp(a_member(), table) == 0
 
 
-# ------------------------------------------------------------------------------------- claims and free volumes
-
 NONE_LEFT = "NO_VOLUME_TO_BIND: no volume is free here, and none can be created here"
 
 

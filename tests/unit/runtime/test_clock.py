@@ -33,9 +33,6 @@ class Wall:
         return self.ms
 
 
-# --------------------------------------------------------------------------------------------- the clock
-
-
 def test_a_small_step_back_is_bridged():
     wall = Wall()
     clock = SystemClock(follows=True, wall_ms=wall)
@@ -122,9 +119,6 @@ def test_an_end_before_its_start_gives_no_negative_duration():
     asyncio.run(main())
 
 
-# ------------------------------------------------------------------------------------------- credibility
-
-
 def a_retention_clock(time: TrustedTime | None = None, steady_ms: int = 0) -> RetentionClock:
     return RetentionClock(time or TrustedTime(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
 
@@ -163,9 +157,6 @@ def test_a_restart_does_not_confirm_a_jump():
         believed = clock.update(NOW_MS + YEAR_MS + 120_000, 60_000)
         assert clock.in_doubt
         assert believed < NOW_MS + DAY_MS
-
-
-# ---------------------------------------------------------------------------------------------- retention
 
 
 def a_harness(store, clock, steady, **options):

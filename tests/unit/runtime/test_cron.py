@@ -168,9 +168,6 @@ def test_a_refused_job_is_reported_and_the_next_time_is_tried():
     asyncio.run(play())
 
 
-# -------------------------------------------------------------------------------------------- arrays and callers
-
-
 def test_a_command_on_an_array_is_one_commit():
     async def play() -> None:
         scene = Scene()

@@ -160,9 +160,6 @@ def test_no_copy_of_the_controller_is_made_on_the_loop(tmp_path, monkeypatch):
     asyncio.run(main())
 
 
-# ------------------------------------------------------------------------------------------------- answers
-
-
 def test_equal_queries_that_wait_run_once():
     async def main():
         answers, asked = QueryQueue(), []

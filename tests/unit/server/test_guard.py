@@ -85,8 +85,6 @@ def test_a_host_is_known_by_its_name_without_port(host, name):
     assert host_name(host) == name
 
 
-# ---------------------------------------------------------------------------------------------------- depth
-
 documents = st.recursive(
     st.text('a"\\[]{}', max_size=6), lambda inner: st.lists(inner) | st.dictionaries(st.text('"\\[{'), inner)
 )

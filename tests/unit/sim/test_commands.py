@@ -43,9 +43,6 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-# ------------------------------------------------------------------------------------------------------ replay
-
-
 def test_a_mean_over_no_jobs_is_a_dash_and_not_0(trace: str, capsys):
     short = ["replay", trace, "--policy", "easy", "--procs", "10", "--until", "1s"]
     assert main(short) == 0
@@ -134,9 +131,6 @@ def test_every_policy_runs_what_it_is_made_for(name: str):
     assert all(outcome.ended_ms >= 0 for outcome in result.outcomes)
 
 
-# ---------------------------------------------------------------------------------------------------- mistakes
-
-
 MISTAKES = {
     "no such trace": (["missing.swf", "--policy", "easy"], "there is no trace missing.swf"),
     "no such policy": ([SMALL, "--policy", "esay"], "did you mean 'easy'"),
@@ -177,9 +171,6 @@ def test_an_error_has_a_hint_and_leaves_no_files(mistake: str, trace: str, tmp_p
 def test_a_wrong_command_line_ends_with_2(args: list[str], capsys):
     assert main(args) == 2
     assert capsys.readouterr().err.startswith("error: ")
-
-
-# ------------------------------------------------------------------------------------------------------ output
 
 
 def test_a_report_directory_appears_when_it_is_complete(trace: str, tmp_path: Path, monkeypatch):
@@ -225,9 +216,6 @@ def test_ctrl_c_reports_the_progress_and_leaves_no_files(trace: str, tmp_path: P
     assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--out", "r", "--waits", "w.csv"]) == 130
     assert "day 3 02h of simulated time, 1,234 of 5,678 jobs done; nothing was written" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["jobs.csv"]
-
-
-# -------------------------------------------------------------------------------------------------- side by side
 
 
 def silent(names: list[str]) -> Progress:
@@ -308,9 +296,6 @@ def test_a_real_ctrl_c_ends_everything_with_130(words: list[str], tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
-# ---------------------------------------------------------------------------------------------------- progress
-
-
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -340,9 +325,6 @@ def test_without_a_terminal_nothing_is_drawn(screen, shown: bool):
     progress.update(0, 1, 2, 3)
     progress.clear()
     assert stream.getvalue() == ""
-
-
-# ---------------------------------------------------------------------------------------------------- clusters
 
 
 def test_the_short_form_of_a_cluster_is_nodes_times_cores():
@@ -432,9 +414,6 @@ def test_gpu_traces_count_the_gpus_of_a_cluster(tmp_path: Path):
     (only,) = prepared.workload.arrivals
     assert [(task.count, task.request) for task in only.spec.tasks] == [(2, {"gpu": 4000})]
     assert len(prepared.nodes) == 3
-
-
-# ------------------------------------------------------------------------------------------------------- lists
 
 
 @pytest.mark.parametrize(("words", "names"), [("policies", list(POLICIES)), ("traces", [row[0] for row in TRACES])])

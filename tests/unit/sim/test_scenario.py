@@ -38,9 +38,6 @@ def holds(text: str) -> None:
     assert outcome.held, format_report(outcome)
 
 
-# ------------------------------------------------------------------------------------------------- examples
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_holds(path: Path):
     outcome = check_scenario(read_scenario(path))
@@ -58,8 +55,6 @@ def test_a_scenario_comes_out_the_same_every_time(path: Path):
 def test_every_policy_can_be_put_to_the_test(name: str):
     holds(f"policy: {name}\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\nexpect: [{{job: a, starts: 0s, on: n}}]\n")
 
-
-# -------------------------------------------------------------------------------------------- what is expected
 
 QUEUE = (
     ONE_NODE
@@ -129,8 +124,6 @@ def test_over_commitment_is_looked_for_even_if_nobody_asks():
     assert finding.expected == "never over-commit"
     assert finding.happened == "at 0s n holds 6 cpu and has 4"
 
-
-# ------------------------------------------------------------------------------------------------- what happens
 
 STORIES = {
     "a job can be cancelled": """
@@ -227,8 +220,6 @@ def test_what_comes_at_one_moment_is_decided_together():
           "\nexpect: [{job: high, starts: 0s}, {job: low, starts: 1m}]\n")  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------- the file
-
 MISTAKES = {
     "an unknown key": ("jobz: []", 4, "jobz: unknown key 'jobz'; did you mean 'jobs'?"),
     "an unknown policy": ("policy: eazy", 4, "policy: there is no policy 'eazy'; did you mean 'easy'?"),
@@ -292,8 +283,6 @@ def test_a_file_that_expects_nothing_gets_all_that_happened():
     assert check_scenario(parse_scenario(after.encode(), "a")).held
 
 
-# ------------------------------------------------------------------------------------------------- the command
-
 GOOD = f"scenario: good\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\nexpect:\n  - {{job: a, starts: 0s}}\n"
 
 
@@ -341,9 +330,6 @@ def test_an_update_shows_the_difference_and_then_holds(bad: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "-  - {job: a, starts: 5s}\n+  - {job: a, starts: 0s}\n" in said
     assert main([str(bad)]) == 0
-
-
-# -------------------------------------------------------------------------------------------------- pytest
 
 
 def test_pytest_runs_scenario_files_as_tests(good: Path, bad: Path, tmp_path: Path):

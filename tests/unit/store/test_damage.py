@@ -465,9 +465,6 @@ def test_whatever_is_damaged_the_store_opens_reads_and_repairs(tmp_path_factory,
         store.close()
 
 
-# --------------------------------------------------------------------------------------------- the file
-
-
 def _garbage_in_the_middle(path: Path) -> None:
     with path.open("r+b") as file:
         for page in range(1, path.stat().st_size // 4096):

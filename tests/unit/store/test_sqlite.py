@@ -179,9 +179,6 @@ def test_batches_of_every_size_are_written_completely(store: SqliteStore, count:
     assert [event.job for event in store.events(limit=5000)] == list(ids)
 
 
-# --------------------------------------------------------------------------------------------- room
-
-
 def _filled_and_pruned(store: SqliteStore) -> None:
     old = NOW_MS - 1000
     for first in range(1, 12_001, 2000):

@@ -76,8 +76,6 @@ class DockerBackend(BaseBackend):
         }
         self._meters = {name: UsageMeter(host.engine) for name, host in self._hosts.items()}
 
-    # ---------------------------------------------------------------------------------------- connection
-
     async def open(self) -> None:
         """Connect to every host; one that answers is enough."""
         for host in self._hosts.values():
@@ -123,8 +121,6 @@ class DockerBackend(BaseBackend):
         text = f"Docker {', '.join(sorted(versions))} on {len(answers) - len(silent)} of {len(answers)} hosts"
         return "; ".join([text, *silent])[:500]
 
-    # -------------------------------------------------------------------------------------- observations
-
     async def nodes(self) -> list[Node]:
         return [
             node_of(
@@ -157,8 +153,6 @@ class DockerBackend(BaseBackend):
         for known in await asyncio.gather(*(host.known() for host in self._hosts.values())):
             out |= known
         return out
-
-    # -------------------------------------------------------------------------------------------- orders
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         answer: dict[RunId, BackendError | BackendRefused] = {}
@@ -212,8 +206,6 @@ class DockerBackend(BaseBackend):
             if tracked := host.runs.get(run):
                 return host, tracked
         return None
-
-    # -------------------------------------------------------------------------------- logs, exec and usage
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         host, container = self._container_of(run)
@@ -277,9 +269,6 @@ class DockerBackend(BaseBackend):
 
 
 make = DockerBackend
-
-
-# ------------------------------------------------------------------------------------------ node and usage
 
 
 def node_of(host: Host, info: dict[str, Any], images: dict[str, int], *, backend: str, problem: str) -> Node:

@@ -25,8 +25,6 @@ from hodei.model.ids import RunId
 from hodei.model.job import Checkpoint, HealthCheck, Interactive, TaskSpec, cpu_shares, oom_score_adj
 from hodei.model.resources import CPU, MEMORY
 
-# ----------------------------------------------------------------------------------------- annotations
-
 PREFIX = "docker.hodei.io/"
 KEYS = ("network", "user", "mounts", "pull", "privileged", "devices", "host-namespaces")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -135,8 +133,6 @@ def _is_path(text: str) -> bool:
     # Absolute paths only: Docker reads a bare word as the name of a volume, and creates it.
     return text.startswith("/") and "\0" not in text and len(text) <= 4096 and ".." not in text.split("/")
 
-
-# ---------------------------------------------------------------------------------------- create request
 
 INSTALLATION, BACKEND, RUN = "hodei.io/installation", "hodei.io/backend", "hodei.io/run"
 SUPERVISION = "hodei.io/supervision"

@@ -23,8 +23,6 @@ from hodei.model.errors import NOT_REACHED, BackendError
 
 log = logging.getLogger("hodei.docker")
 
-# ---------------------------------------------------------------------------------------------- tunnel
-
 REMOTE_SOCKET = "/var/run/docker.sock"
 CONNECT_S = 8
 
@@ -121,8 +119,6 @@ class Tunnel:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = ""
 
-
-# ---------------------------------------------------------------------------------------------- requests
 
 REQUEST_TIMEOUT_S = 20.0
 # For requests that create or remove a container: slow under load. Pings detect a daemon that hangs.
@@ -312,8 +308,6 @@ def _tls_context(directory: Path) -> ssl.SSLContext:
     return context
 
 
-# ---------------------------------------------------------------------------------------------- connection
-
 PING_EVERY_S = 2.0
 RETRY_MAX_S = 2.0
 # A daemon that answers a ping later than this may have been suspended.
@@ -410,8 +404,6 @@ class DaemonConnection:
             raise BackendError("the backend is not open")
         await self._engine.request("GET", "_ping", timeout_s=self._answer_s)
         return str(self.info.get("ServerVersion", ""))
-
-    # --------------------------------------------------------------------------------------------- loop
 
     async def _run(self) -> None:
         pause_s = 0.1

@@ -100,8 +100,6 @@ class DockerHost:
         self._forgotten_in_doubt: set[RunId] = set()
         self._strays: set[str] = set()
 
-    # ---------------------------------------------------------------------------------------- connection
-
     def begin(self) -> None:
         self.connection.begin()
 
@@ -141,8 +139,6 @@ class DockerHost:
             self._was_lost = False
             for tracked in list(self.runs.values()):
                 self.stop(tracked, "lost", "its host was silent for longer than lost_after")
-
-    # ------------------------------------------------------------------------------------------- events
 
     def _on_event(self, event: dict[str, Any]) -> None:
         actor = event.get("Actor") or {}
@@ -225,8 +221,6 @@ class DockerHost:
         found = await self.engine.container(tracked.container)
         return state_of(found, self.skew_ms) if found is not None else None
 
-    # ---------------------------------------------------------------------------------------- reconcile
-
     async def reconcile(self) -> None:
         """Compare the containers on the host with the tracked runs. Ends are reported again until they are forgotten."""
         params = {"all": "1", "filters": msgspec.json.encode({"label": self._labels}).decode()}
@@ -293,8 +287,6 @@ class DockerHost:
             self._finish(
                 tracked, RunObserved(tracked.run, "failed", self._now_ms(), state.code or None, "error", state.error)
             )
-
-    # ---------------------------------------------------------------------------------------------- runs
 
     def start(self, spec: ContainerSpec) -> None:
         """Accept an order; its outcome is reported later. A second order for the same run changes nothing."""
@@ -415,8 +407,6 @@ class DockerHost:
             tracked.observed = structs.replace(tracked.observed, health=state)
             self._report(tracked.observed)
 
-    # ----------------------------------------------------------------------------------------- known runs
-
     async def known(self) -> dict[RunId, RunObserved]:
         """While the host is silent, every run that was sent to it counts as placed: absent means unknown."""
         if self.up:
@@ -442,8 +432,6 @@ class DockerHost:
             if tracked.create_in_doubt:
                 self._forgotten_in_doubt.add(run)
         self.cleanup.forget(run, tracked.container if tracked is not None else "")
-
-    # -------------------------------------------------------------------------------------------- tasks
 
     def spawn(self, tracked: TrackedRun, work: Coroutine[Any, Any, None]) -> None:
         """A task of one run; cancelled when the run ends."""

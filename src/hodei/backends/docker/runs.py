@@ -117,9 +117,6 @@ def exec_failure(run: RunId, at_ms: int, text: str) -> RunObserved | None:
     return RunObserved(run, "failed", at_ms, code, "", text) if code is not None else None
 
 
-# ---------------------------------------------------------------------------------------------- tracked runs
-
-
 class TrackedRun:
     """`spec` is set until the container exists; `observed` is the last report; `end_event` is set at the end, `wake_event` also
     when a stop is shortened. `has_slot`: it holds a container slot. `saving`: a checkpoint is under way. `in_doubt`: a start

@@ -35,8 +35,6 @@ from hodei.backends.docker.runs import (
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 
-# ---------------------------------------------------------------------------------------------- images
-
 _HUB = "https://index.docker.io/v1/"
 # Permanent errors of a registry.
 _PERMANENT = (
@@ -136,8 +134,6 @@ def login_for(image: str, auth_file: str) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(header)).decode()
 
 
-# ---------------------------------------------------------------------------------------------- start
-
 ADOPT_TRIES = 20
 RETRY_S = 0.1
 # Timeout for reading the past events of a container.
@@ -213,8 +209,6 @@ class ContainerStarts:
         reason = tracked.stop.reason if tracked.stop is not None else ""
         return RunObserved(tracked.run, "stopped", self._now_ms(), reason=reason)
 
-    # -------------------------------------------------------------------------------------------- create
-
     async def _create(self, tracked: TrackedRun, spec: ContainerSpec) -> bool:
         """True: the container is new, and no start was requested. False: the run is being stopped; or, if it is `in_doubt`,
         a container with its name exists."""
@@ -275,8 +269,6 @@ class ContainerStarts:
             raise BackendError(f"{self._engine.host.name} has a container {spec.name} of another owner")
         tracked.container = found["Id"]
         return tracked
-
-    # --------------------------------------------------------------------------------------------- start
 
     async def _start(self, tracked: TrackedRun, *, first_try: bool) -> bool:
         """Request the start of a new container once. False: the outcome is unknown, or the run is being stopped, or the first of

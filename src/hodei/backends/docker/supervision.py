@@ -124,8 +124,6 @@ async def _stop_if_idle(host: DockerHost, tracked: TrackedRun, idle_ms: int) -> 
             return
 
 
-# ----------------------------------------------------------------------------------- stops and checkpoints
-
 POLL_S = 0.1
 KILL_AGAIN_S = 2.0
 # The first process of a container ignores signals without a handler, so one that is sent right after the start is lost.

@@ -72,8 +72,6 @@ class HpcBackend(BaseBackend):
         self._observed = asyncio.Event()
         self._poll_error: BackendError | None = None
 
-    # ------------------------------------------------------------------------------------- connection
-
     async def open(self) -> None:
         if self.journal.lock is None:
             await self._open_journal()
@@ -161,8 +159,6 @@ class HpcBackend(BaseBackend):
         self._require_open()
         return await self.system.ping()
 
-    # ----------------------------------------------------------------------------------- observations
-
     async def nodes(self) -> list[Node]:
         return await self.cluster_nodes.refresh()
 
@@ -219,8 +215,6 @@ class HpcBackend(BaseBackend):
                     self._observed.set()
                 pause_s = min(pause_s * 2, max(5.0, self._poll_s))
             await asyncio.sleep(pause_s)
-
-    # ----------------------------------------------------------------------------------------- orders
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         self._require_open()

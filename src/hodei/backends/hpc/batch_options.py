@@ -224,8 +224,6 @@ def pbs_minutes(text: object) -> int:
     return total // 60
 
 
-# ------------------------------------------------------------------------------ options of annotations
-
 SLURM_ANNOTATION = "slurm.hodei.io/options"
 PBS_ANNOTATION = "pbs.hodei.io/options"
 # Requirements of a job on its own node that break no rule of the operator.

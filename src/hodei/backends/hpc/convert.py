@@ -180,8 +180,6 @@ class _Conversion:
         line = f"line {option.line}: " if option.line else ""
         return f"{line}{dash}{option.name}{f' {option.value}' if option.value else ''}"
 
-    # --------------------------------------------------------------------------------------- document
-
     def document(self, name: str) -> Document:
         out = self._out
         slurm = self._script.system == "slurm"
@@ -317,8 +315,6 @@ class _Conversion:
                 "the script starts its tasks with srun: outside of Slurm, put the srun of `hodei slurm-shims` on PATH"
             )
 
-    # --------------------------------------------------------------------------- options of both systems
-
     def project(self, option: Option) -> None:
         self._out["project"] = option.value
         if self._script.system == "slurm":
@@ -350,8 +346,6 @@ class _Conversion:
 
     def mail(self, option: Option) -> None:
         self.note(option, "was left out: use `hodei wait` or a webhook")
-
-    # -------------------------------------------------------------------------------- options of Slurm
 
     def time(self, option: Option) -> None:
         seconds = slurm_seconds(option.value)
@@ -428,8 +422,6 @@ class _Conversion:
     def requeue(self, option: Option) -> None:
         if option.name == "no-requeue":
             self._out["restart"] = "never"
-
-    # ---------------------------------------------------------------------------------- options of PBS
 
     def resource(self, option: Option) -> None:
         """`select=1:ncpus=2:mem=4gb,walltime=01:00:00`, or older `nodes=1:ppn=4`."""

@@ -70,8 +70,6 @@ def make(name: str, settings: Settings, context: BackendContext) -> HpcBackend:
     return HpcBackend(name, "pbs", "PBS", settings, context, system, settings.queues, options.of, available)
 
 
-# -------------------------------------------------------------------------------------------- commands
-
 SUBMIT_TIMEOUT_S = 25.0
 QUERY_TIMEOUT_S = 20.0
 # For more jobs than this, all jobs are requested.
@@ -351,8 +349,6 @@ def parse_time(text: object) -> int:
     except ValueError:
         return 0
 
-
-# ------------------------------------------------------------------------------------- nodes and queues
 
 _SIZE = re.compile(r"(\d+)\s*([kmgtp]?)([bw]?)", re.IGNORECASE)
 _SCALE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}

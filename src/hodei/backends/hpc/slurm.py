@@ -98,8 +98,6 @@ def make(name: str, settings: Settings, context: BackendContext) -> HpcBackend:
     return HpcBackend(name, "slurm", "Slurm", settings, context, system, settings.partitions, options.of, available)
 
 
-# -------------------------------------------------------------------------------------------- commands
-
 SUBMIT_TIMEOUT_S = 25.0
 QUERY_TIMEOUT_S = 20.0
 PING_TIMEOUT_S = 8.0
@@ -171,8 +169,6 @@ class SlurmCommands:
         lines = (await self._query("scontrol", "--oneliner", "show", "node")).splitlines()
         return [parse_node(line) for line in lines if line.startswith("NodeName=")]
 
-    # ------------------------------------------------------------------------------------- submissions
-
     async def submit(self, submission: Submission) -> str:
         return await self._sbatch(sbatch_command(submission, requeue=self._requeue), submission.script)
 
@@ -196,8 +192,6 @@ class SlurmCommands:
         if _NOT_REACHED.search(done.message):
             raise BackendError(f"slurmctld cannot be reached: {_without_prefix(done.message)}", code=NOT_REACHED)
         raise rejection(_without_prefix(done.message))
-
-    # ------------------------------------------------------------------------------------------ status
 
     async def status(self, jobs: Collection[str]) -> list[JobStatus]:
         if not jobs:
@@ -237,8 +231,6 @@ class SlurmCommands:
 
     async def _query(self, *command: str) -> str:
         return _stdout(command[0], await self._commands.run(command, timeout_s=QUERY_TIMEOUT_S, env=_EPOCH))
-
-    # ----------------------------------------------------------------------------------------- actions
 
     async def cancel(self, jobs: Sequence[str]) -> None:
         if jobs:

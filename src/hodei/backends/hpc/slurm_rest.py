@@ -158,8 +158,6 @@ class SlurmRest:
     async def _nodes(self) -> list[SlurmNode]:
         return [rest_node(fields) for fields in (await self._get("nodes")).nodes]
 
-    # ------------------------------------------------------------------------------------- submissions
-
     async def submit(self, submission: Submission) -> str:
         body = {"script": submission.script, "job": submit_fields(submission, requeue=self._requeue)}
         status, response = await self._request("POST", "job/submit", msgspec.json.encode(body), once=True)
@@ -175,8 +173,6 @@ class SlurmRest:
 
     async def submit_array(self, submissions: Sequence[Submission], mark: str) -> list[str]:
         return [await self.submit(submission) for submission in submissions]
-
-    # ------------------------------------------------------------------------------------------ status
 
     async def status(self, jobs: Collection[str]) -> list[JobStatus]:
         if len(jobs) <= FEW_JOBS:
@@ -215,8 +211,6 @@ class SlurmRest:
         pending = (job for job in await self._all_jobs() if job.job_state == "PENDING" and job.start_time)
         return {str(job.job_id): job.start_time * 1000 for job in pending if job.start_time}
 
-    # ----------------------------------------------------------------------------------------- actions
-
     async def cancel(self, jobs: Sequence[str]) -> None:
         for job in jobs:
             await self._delete(f"job/{job}")
@@ -235,8 +229,6 @@ class SlurmRest:
 
     async def execute(self, job: str, command: Sequence[str], timeout_s: float) -> ExecResult:
         raise BackendRefused("slurmrestd cannot run a command in a job", hint='set transport = "commands"')
-
-    # ------------------------------------------------------------------------------------------- HTTP
 
     async def _get(self, path: str) -> _Response:
         _, response = await self._request("GET", path)

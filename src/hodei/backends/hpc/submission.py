@@ -323,8 +323,6 @@ class Submissions:
             for run in runs:
                 self.tasks.pop(run, None)
 
-    # ------------------------------------------------------------------------------------ confirmation
-
     def add_unconfirmed(self, entries: Iterable[JournalEntry]) -> None:
         for entry in entries:
             self.unconfirmed[entry.run] = Unconfirmed(entry)

@@ -49,8 +49,6 @@ class RunSupervision:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    # ------------------------------------------------------------------------------------------ stops
-
     def stop(self, order: Stop, *, submitting: bool) -> None:
         tracked = self._backend.tracked.get(order.run)
         if tracked is None:
@@ -127,8 +125,6 @@ class RunSupervision:
             elif now_ms >= tracked.next_checkpoint_ms:
                 tracked.next_checkpoint_ms = now_ms + entry.checkpoint.every_ms
                 self.take_checkpoint(tracked.run, entry.checkpoint)
-
-    # ------------------------------------------------------------------------------------ checkpoints
 
     def take_checkpoint(self, run: RunId, checkpoint: Checkpoint) -> None:
         tracked = self._backend.tracked.get(run)

@@ -105,8 +105,6 @@ class Files:
         return removed
 
 
-# ---------------------------------------------------------------------------------------------- record
-
 _RECORD_LIMIT = 65_536
 # The claim of a record made by the server, so that no script of the run can start.
 SEALED = "sealed"
@@ -176,9 +174,6 @@ def _parse_ms(at: str) -> int:
     """`1794810068.123456`, with a comma in some locales."""
     found = _TIME.fullmatch(at)
     return int(found[1]) * 1000 + int(found[2]) if found else 0
-
-
-# --------------------------------------------------------------------------------------------- journal
 
 
 class JournalEntry(Struct, frozen=True, omit_defaults=True):
@@ -253,9 +248,6 @@ class Journal:
             if fd is not None:
                 os.close(fd)
         self._file = self.lock = None
-
-
-# ------------------------------------------------------------------------------------------------ runs
 
 
 class TrackedRun:

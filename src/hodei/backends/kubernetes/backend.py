@@ -94,8 +94,6 @@ class KubernetesBackend(BaseBackend):
         self._busy: set[RunId] = set()
         self._outage = ""
 
-    # --------------------------------------------------------------------------------------- connection
-
     async def open(self) -> None:
         """Known runs stay known; ends that are not forgotten yet are reported again."""
         await self.close()
@@ -167,8 +165,6 @@ class KubernetesBackend(BaseBackend):
             raise BackendError(f"backend {self.name} is not open", code=NOT_REACHED)
         return self._pods
 
-    # --------------------------------------------------------------------------------------------- nodes
-
     async def nodes(self) -> list[Node]:
         self._open()
         return self._node_cache.nodes()
@@ -177,8 +173,6 @@ class KubernetesBackend(BaseBackend):
         await self._nodes_changed.wait()
         await asyncio.sleep(BURST_S)
         self._nodes_changed.clear()
-
-    # -------------------------------------------------------------------------------------------- orders
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         pods = self._open()
@@ -263,8 +257,6 @@ class KubernetesBackend(BaseBackend):
         except TimeoutError:
             raise BackendError(f"the API took more than {CALL_TIMEOUT_S:g} s") from None
 
-    # ---------------------------------------------------------------------------------------- while running
-
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         self._open()
         for order in orders:
@@ -278,8 +270,6 @@ class KubernetesBackend(BaseBackend):
 
     async def usage(self) -> dict[NodeName, NodeUsage]:
         return await node_usage(self._open().api, self.name, self._settings.node_prefix, await self.nodes())
-
-    # -------------------------------------------------------------------------------------- observations
 
     async def observe(self) -> list[RunObserved]:
         while True:
@@ -311,8 +301,6 @@ class KubernetesBackend(BaseBackend):
             )
         self._archiving.pop(run, None)
         self._runs.report(end)
-
-    # ----------------------------------------------------------------------------------------- supervision
 
     async def _supervise(self) -> None:
         """Stop runs that do not start or are unhealthy, set deadlines, and detect outages."""
@@ -378,8 +366,6 @@ class KubernetesBackend(BaseBackend):
         while True:
             await asyncio.to_thread(self._logs.prune)
             await asyncio.sleep(PRUNE_EVERY_S)
-
-    # ---------------------------------------------------------------------------------------------- logs
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         """A pod has one log: everything is stdout."""

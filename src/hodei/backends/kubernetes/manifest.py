@@ -90,8 +90,6 @@ def _wrong(name: str, key: str, text: str, hint: str) -> InvalidInput:
     return InvalidInput(f"{path}: {text}", hint=hint, problems=((path, text),))
 
 
-# ----------------------------------------------------------------------------------------- supervision
-
 CHECKPOINT_DIR = "/run/hodei"
 CHECKPOINT_FILE = f"{CHECKPOINT_DIR}/checkpoint"
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1", NODE_HOST)
@@ -154,8 +152,6 @@ def probe(health: HealthCheck, command: list[str]) -> dict[str, Any]:
 def _seconds(ms: int) -> int:
     return max(1, math.ceil(ms / 1000))
 
-
-# -------------------------------------------------------------------------------------------- manifest
 
 INSTALLATION, BACKEND, RUN, JOB = (f"hodei.io/{name}" for name in ("installation", "backend", "run", "job"))
 JOB_NAME, TIMEOUT, END, SUPERVISION = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end", "supervision"))

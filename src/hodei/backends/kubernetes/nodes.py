@@ -61,8 +61,6 @@ class NodeCache:
         if changed:
             self._on_change()
 
-    # --------------------------------------------------------------------------- called by the reflectors
-
     def node_changed(self, kind: str, node: KubeNode) -> None:
         name = node.metadata.name
         if kind == "DELETED":
@@ -113,8 +111,6 @@ class NodeCache:
                 "%s: the requests of pod %s are not counted: %s", self._backend, pod.metadata.name, error.message
             )
             return {PODS: 1}
-
-    # ------------------------------------------------------------------------------------------ our nodes
 
     def _build_node(self, name: NodeName) -> Node | None:
         node = self._nodes.get(name)

@@ -140,8 +140,6 @@ async def run_limited(things: Sequence[T], work: Callable[[T], Coroutine[Any, An
         raise failures[0]
 
 
-# ----------------------------------------------------------------------------------------------- usage
-
 METRICS_PATH = "/apis/metrics.k8s.io/v1beta1/nodes"
 _MEASURED = (CPU, MEMORY)
 
@@ -176,8 +174,6 @@ async def node_usage(api: Api, backend: str, prefix: str, nodes: Iterable[Node])
             out[name] = NodeUsage(found)
     return out
 
-
-# ------------------------------------------------------------------------------------------ exec and logs
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 OUTPUT_LIMIT = 1 << 20

@@ -186,9 +186,6 @@ class RunPod(ApiStruct, frozen=True, dict=True):
         return next((one for one in self.status.conditions if one.type == type and one.status == "True"), None)
 
 
-# ------------------------------------------------------------------------------------------------ state
-
-
 def observe_pod(pod: RunPod, now_ms: int) -> RunObserved:
     """The state of the run. A pod that is being deleted counts as running until its container has ended."""
     state, status = pod.container, pod.status
@@ -279,9 +276,6 @@ def remaining_grace_s(pod: RunPod, now_ms: int, grace_s: int) -> int | None:
         return wanted_s
     since_s = max(0, (now_ms - pod.deletion_requested_ms) // 1000)
     return since_s + wanted_s if since_s + wanted_s < held_s else None
-
-
-# ------------------------------------------------------------------------------------------------ ends
 
 
 def _ended(pod: RunPod, ended: Terminated, now_ms: int) -> RunObserved:
@@ -390,9 +384,6 @@ def parse_time_ms(stamp: str | None, otherwise: int) -> int:
     return round(at.timestamp() * 1000) if at is not None and at.year > 1970 else otherwise
 
 
-# -------------------------------------------------------------------------------------------------- runs
-
-
 class Runs:
     """Our pods as last seen, the ends that are not forgotten yet, and unread observations. Fed by the watch of our pods; survives
     reconnects. `on_end` is called with every new end, and reports it (`report`) when its log is archived."""
@@ -461,8 +452,6 @@ class Runs:
         self._drop(run)
         if self.pods.pop(run, None) is not None:
             self._forgotten.add(run)
-
-    # --------------------------------------------------------------------------- called by the reflector
 
     def listed(self, pods: list[RunPod]) -> None:
         present = {pod.run for pod in pods}

@@ -86,8 +86,6 @@ class RunSupervision:
         self._pods = pods
         self._states.clear()
 
-    # -------------------------------------------------------------------------------------------- stops
-
     def stop_after_checkpoint(self, order: Stop) -> bool:
         """True if the stop is carried out here, after a checkpoint. A second order only ever shortens it."""
         hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.has_hook else None
@@ -139,8 +137,6 @@ class RunSupervision:
             self._runs.checkpoint_taken(run, self._now_ms())
         return problem
 
-    # -------------------------------------------------------------------------------------- checkpoints
-
     def checkpoint(self, run: RunId, hook: Checkpoint) -> None:
         """Take a checkpoint of a running run, unless one is under way; the run continues."""
         if self._running(run) is None:
@@ -186,8 +182,6 @@ class RunSupervision:
         if done.exit_code == _NOT_SENT:
             return f"its checkpoint could not be requested: {done.stderr[:200].decode(errors='replace').strip()}"
         return no_checkpoint(hook.timeout_ms) if done.exit_code != 0 else ""
-
-    # ------------------------------------------------------------------------------------ periodic checks
 
     def check(self, run: RunId, pod: RunPod, now_ms: int) -> None:
         """Called every few seconds for each live run: begin what is due."""

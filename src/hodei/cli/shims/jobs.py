@@ -37,9 +37,6 @@ class CommandError(Exception):
         self.code = code
 
 
-# --------------------------------------------------------------------------------------------- options
-
-
 class Arguments:
     """Options by their long names, the last one of each, and the other arguments."""
 
@@ -78,8 +75,6 @@ def parse_options(argv: Sequence[str], known: str, *, rest: bool = True) -> Argu
         raise CommandError(f"error: Unrecognized option: {others[0]}")
     return Arguments({by_letter.get(name, name.lstrip("-")): value for name, value in found}, others)
 
-
-# ---------------------------------------------------------------------------------------- jobs as rows
 
 USER, PARTITION = "slurm.hodei.io/user", "slurm.hodei.io/partition"
 STATES = {
@@ -274,8 +269,6 @@ def midnight() -> str:
     return datetime(today.tm_year, today.tm_mon, today.tm_mday).astimezone().isoformat(timespec="seconds")
 
 
-# ------------------------------------------------------------------------------------------- selection
-
 _JOB = re.compile(r"(\d+)(?:_(?:(\d+)|\*|\[([\d,:%-]+)\]))?(?:\.\w+)?")
 # States of Hodei that may be a state of Slurm; `failed` for all others.
 _API_STATES = {
@@ -356,8 +349,6 @@ def select_jobs(client: Client, args: Arguments, states: set[str], since: str = 
         ):
             yield row
 
-
-# --------------------------------------------------------------------------------------------- columns
 
 T = TypeVar("T")
 Fields = Mapping[str, tuple[str, Callable[[T], object]]]

@@ -45,8 +45,6 @@ def _print(format: str, fields: Fields[T], rows: Iterable[T], args: Arguments) -
     return 0
 
 
-# ---------------------------------------------------------------------------------------------- squeue
-
 _SQUEUE_FORMAT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 _SQUEUE_LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
 _ORDER = {"PENDING": 0, "RUNNING": 1, "SUSPENDED": 2}
@@ -166,8 +164,6 @@ def _named_format(text: str) -> str:
         out += f"%{width or '20'}{letter}"
     return out
 
-
-# ----------------------------------------------------------------------------------------------- sacct
 
 _SACCT_FORMAT = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
 _SACCT_BRIEF = "JobID,State,ExitCode"
@@ -297,8 +293,6 @@ def _sacct_cell(text: str, width: int) -> str:
     cut = text if len(text) <= size else text[: size - 1] + "+"
     return (cut.ljust(size) if width < 0 else cut.rjust(size)) + " "
 
-
-# ----------------------------------------------------------------------------------------------- sinfo
 
 _SINFO_FORMAT = "%9P %.5a %.10l %.6D %.6t %N"
 _SINFO_BY_NODE = "%10N %.6D %.9P %6t"

@@ -27,8 +27,6 @@ from hodei.model.errors import HodeiError
 if TYPE_CHECKING:
     from hodei.client import Client
 
-# ------------------------------------------------------------------------------------------ step files
-
 _PATTERN = re.compile(r"%(\d{1,2})?([%AJNajnstux])")
 
 
@@ -103,8 +101,6 @@ class StepFiles:
         return _PATTERN.sub(fill, pattern)
 
 
-# --------------------------------------------------------------------------------------------- options
-
 _FILES = ("output", "error", "input")
 # Options of srun that change nothing here.
 _IGNORED = (
@@ -168,9 +164,6 @@ def _parse(argv: list[str]) -> tuple[tuple[Option, ...], bool, list[str]]:
     if problem:
         raise CommandError(f"{problem}\nsupported options: docs/how-to/slurm.md", BAD_OPTION)
     return tuple(found), label, queue
-
-
-# ---------------------------------------------------------------------------------------- within a job
 
 
 class _StepPart(NamedTuple):
@@ -302,8 +295,6 @@ def _number(text: str) -> int:
         raise CommandError(f"error: {text[:40]!r} is not a number of tasks", BAD_OPTION)
     return int(text)
 
-
-# ------------------------------------------------------------------------------------- outside of a job
 
 # Starts one process for each task of this member, and returns their highest exit code. The first argument is the standard
 # input in base64, empty if there is none. @FILES@ and @START@ are replaced.

@@ -106,8 +106,6 @@ class Accounts:
             for run in self._cluster.live_runs(job):
                 self._run_opened(run, self._cluster.jobs[job].spec)
 
-    # ------------------------------------------------------------------------------------------- for decisions
-
     def view(self, now_ms: int) -> View:
         return View(now_ms, self._cluster.availability, self.shares(now_ms), self.bounds)
 
@@ -149,8 +147,6 @@ class Accounts:
             self._next_period_ms = self.budgets.next_ms(now_ms)
         return started
 
-    # ------------------------------------------------------------------------------------------- admission
-
     def admit(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
         """The jobs with the defaults of ranges. InvalidInput for a job that could never start, QueueFull for more pending
         jobs than allowed; both name the limit, and the latter the usage."""
@@ -186,8 +182,6 @@ class Accounts:
                     code="PENDING_QUOTA",
                 )
             by_user[spec.user] = by_user.get(spec.user, 0) + more
-
-    # ---------------------------------------------------------------------------------- store and reports
 
     def restore(self, rows: Iterable[UsageRow]) -> None:
         if self.sharing is not None:

@@ -122,8 +122,6 @@ class Ledger:
         self._ended_early: dict[RunId, int] = {}
         self._to_fold: list[Path] = []
 
-    # --------------------------------------------------------------------------------------------- writing
-
     def charge(self, path: Path, amounts: Resources, from_ms: int, to_ms: int) -> None:
         """`path` held `amounts` from `from_ms` to `to_ms`."""
         pieces, amounts = self._pieces(from_ms, to_ms), _without_zeros(amounts)
@@ -156,8 +154,6 @@ class Ledger:
         at_ms = max(at_ms, run.at_ms)
         self._step(run.path, run.amounts, at_ms, -1)
         self._keep_rows(run.path, run.amounts, self._pieces(run.at_ms, at_ms))
-
-    # --------------------------------------------------------------------------------------------- reading
 
     def usage(self, prefix: Path, now_ms: int) -> Resources:
         """The decayed usage of `prefix` and all below it, open runs included. Resources without usage are left out. Rounded
@@ -193,8 +189,6 @@ class Ledger:
             if used > 0:
                 found[name] = used
         return found
-
-    # ------------------------------------------------------------------------------------------ persistence
 
     def rows(self) -> list[UsageRow]:
         """The usage of ended runs, sorted. Open runs are opened again after `restore`."""
@@ -254,8 +248,6 @@ class Ledger:
                     del lines[name]
         del self._to_fold[-at_most:]
         return bool(self._to_fold)
-
-    # -------------------------------------------------------------------------------------------- internal
 
     def _chain(self, path: Path) -> tuple[dict[str, Line], ...]:
         chain = self._chains.get(path)

@@ -64,8 +64,6 @@ class Quotas:
     def of(self, project: str) -> ProjectQuota | None:
         return self._quotas.get(project) or self._quotas.get(EVERY_PROJECT)
 
-    # --------------------------------------------------------------------------------------------- tracking
-
     def opened(self, run: Run, spec: JobSpec) -> None:
         self._count(run, spec, 1)
 
@@ -93,8 +91,6 @@ class Quotas:
     def needs_capacity(self, gang: Gang) -> None:
         """It was refused for missing capacity."""
         self._for_capacity[gang.id] = gang.job.project
-
-    # ------------------------------------------------------------------------------------------------ deciding
 
     def refusal(self, gang: Gang) -> Reason | None:
         """The quota that prevents its start now."""
@@ -171,8 +167,6 @@ class Quotas:
     def _cohort(self, name: str) -> dict[str, Quota]:
         return {project: theirs.quota for project, theirs in self._quotas.items() if theirs.cohort == name}
 
-    # ---------------------------------------------------------------------------------------------- reclaiming
-
     def reclaim(self, gang: Gang, now_ms: int) -> list[JobId]:
         """Stop borrowers, as many as needed, for an owner that needs its lent quota. Returns the stopped jobs."""
         mine = self.of(gang.job.project)
@@ -217,8 +211,6 @@ class Quotas:
         return sorted(
             mine, key=lambda job: (job.spec.priority, QOS_RANK[job_qos(job.spec)], -job.scheduled_ms, -job.id)
         )
-
-    # ------------------------------------------------------------------------------------------------- reports
 
     def _describe(self, project: str, resource: str, requested: int, mine: ProjectQuota, own: bool) -> str:
         hard, held = mine.quota.nominal[resource], self._used.get(project, {}).get(resource, 0)
@@ -312,9 +304,6 @@ def _amount(resource: str, amount: int) -> str:
     return f"{human_amount(resource, amount)} {resource}"
 
 
-# ---------------------------------------------------------------------------------------------- ranges
-
-
 class Range(Struct, frozen=True):
     """The minimum and maximum that one member may request, and the default for what it leaves out."""
 
@@ -359,8 +348,6 @@ class Ranges:
             return task
         return structs.replace(task, request=request, limits=limits)
 
-
-# --------------------------------------------------------------------------------------------- budgets
 
 Period = Literal["", "day", "week", "month"]
 

@@ -57,8 +57,6 @@ class FairShare:
     def path_of_project(self, project: str) -> Path:
         return self.path_of(project, "")[:-1]
 
-    # --------------------------------------------------------------------------------------------- tracking
-
     def opened(self, run: Run, spec: JobSpec) -> None:
         path, amounts = self.path_of(spec.project, spec.user), spec.task_of(run.member).request
         self.ledger.opened(run.id, path, self._with_bill(amounts), run.placed_ms)
@@ -93,8 +91,6 @@ class FairShare:
         self._refreshed_ms = None
         for row in kept:
             self._add_account(row.path)
-
-    # ------------------------------------------------------------------------------------------------- factors
 
     def factor_milli(self, project: str, user: str) -> int:
         """1000 for no past use, towards 0 for far too much."""
@@ -188,8 +184,6 @@ class FairShare:
             found = self.ledger.usage_of(BILLING, now_ms, depth)
             usage |= {path: amount for path, amount in found.items() if path in self._users}
         return usage
-
-    # --------------------------------------------------------------------------------------- dominant resources
 
     def _dominant(self, path: Path) -> tuple[int, ShareRow]:
         given = self._policy.shares.get(path, 1)

@@ -149,9 +149,6 @@ def batch_of(parallel: bool | int) -> int:
     return parallel
 
 
-# ------------------------------------------------------------------------------------------------ problems
-
-
 def find_problems(config: SchedulingConfig, profiles: Collection[str]) -> Problems:
     """The problems of what this module reads; paths are below `scheduling`."""
     out: Problems = []

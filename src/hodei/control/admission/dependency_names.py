@@ -148,9 +148,6 @@ def _jobs_by_name(
     return ids, found.arrays.get(ids[0])
 
 
-# ----------------------------------------------------------------------------------------------- cycles
-
-
 def reject_cycles(specs: Sequence[JobSpec]) -> None:
     """InvalidInput if documents wait for each other by name. A depth-first search; a document on the path closes a cycle."""
     own: dict[Name, list[int]] = {}

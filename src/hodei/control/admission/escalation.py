@@ -100,8 +100,6 @@ class Escalations:
     def fallback_of(self, profile: str) -> Fallback | None:
         return self._fallbacks.get(profile)
 
-    # --------------------------------------------------------------------------------------------- failures
-
     def leave_profile(self, job: Job, now_ms: int, problem: str = "") -> Job:
         """The job in a fallback profile, if its own is unavailable (because of `problem`) and there is one; else itself."""
         availability = self._routing.availability
@@ -120,8 +118,6 @@ class Escalations:
         escalation = structs.replace(before, failed_on=(*before.failed_on, *new), failed_ms=now_ms)
         self._cluster.emit("job.failed_over", now_ms, job=job.id, backends=new)
         return self._changed(job, structs.replace(job.spec, failed_on=escalation.failed_on), escalation, now_ms)
-
-    # --------------------------------------------------------------------------------------------- watching
 
     def watch(self, job: Job, now_ms: int) -> None:
         """Set a timer for the next escalation of a pending job."""
@@ -165,8 +161,6 @@ class Escalations:
 
     def next_ms(self) -> int | None:
         return self._timers.next_ms()
-
-    # ------------------------------------------------------------------------------------------ escalating
 
     def expire(self, now_ms: int) -> None:
         """Carry out the escalations that are due."""

@@ -117,9 +117,6 @@ def _deadline(job: Job) -> tuple[int, str] | None:
     return min(due, default=None)
 
 
-# ---------------------------------------------------------------------------------------------- profiles
-
-
 class ProfileAvailability:
     """Which profiles can be used. `profiles`: those that exist. `fallbacks`: where the jobs of a profile go. `broken`:
     profiles that could not be built, and why. `mode`: jobs of an unavailable profile are held or fall back."""
@@ -247,9 +244,6 @@ class Routing:
             )
 
 
-# ------------------------------------------------------------------------------------------------ router
-
-
 class ProfileRouter:
     """Routing, escalation and timed retries of all profiles, as one object for the controller."""
 
@@ -285,8 +279,6 @@ class ProfileRouter:
         return (
             structs.replace(job, spec=apply_escalation(job.spec, job.escalation_state)) if job.escalation_state else job
         )
-
-    # ----------------------------------------------------------------------------------------- timed retries
 
     def wake(self, triggers: Collection[Trigger], now_ms: int) -> Collection[str]:
         """Wake the gangs that a trigger may unblock. Returns the queues that are retried because time has passed."""
@@ -333,8 +325,6 @@ class ProfileRouter:
         """Whether a plugin of this profile has failed in several rounds in a row."""
         breaker = self.breakers.of.get(queue)
         return breaker is not None and breaker.faults >= FAULTS
-
-    # ------------------------------------------------------------------------------------------- for `why`
 
     def escalation_steps(self, job: Job, status: Status) -> tuple[EscalationStep, ...]:
         """The escalations of a job so far, and those that may follow."""

@@ -206,8 +206,6 @@ class Forecasts:
         self._grades: deque[Grade] = deque(maxlen=_GRADES)
         self._covered = 0
 
-    # ---------------------------------------------------------------------------------------------- events
-
     def ended(self, job: Job) -> None:
         """Learn the run time of a job that succeeded."""
         if job.state == "succeeded" and job.scheduled_ms and job.finished_ms:
@@ -249,8 +247,6 @@ class Forecasts:
     def covered_percent(self) -> int:
         """The percentage of graded forecasts whose job started by P90."""
         return self._covered * 100 // max(len(self._grades), 1)
-
-    # ------------------------------------------------------------------------------------------ predicting
 
     def stretch(self, now_ms: int) -> int:
         """By how much P90 is stretched, in thousandths: what `_PERCENTILE` of a hundred past forecasts would have needed.
@@ -323,8 +319,6 @@ class Forecasts:
             kept.append(forecast)
             if len(kept) > _FORECASTS_KEPT:
                 del kept[1::2]  # keep the first, the latest, and every other one in between
-
-    # ----------------------------------------------------------------------------------------- persistence
 
     def record(self) -> Record:
         ends = {job: [*kept[:1], *kept[1:][-1:]] for job, kept in self.of.items()}

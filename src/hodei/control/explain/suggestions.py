@@ -85,8 +85,6 @@ class _Trial:
         self._tries_left = _MAX_TRIES
         self._large = len(engine.table.names) > _MAX_NODES_SEARCHED
 
-    # ----------------------------------------------------------------------------------------- proposing
-
     def proposals(self, refusal: Refusal) -> Iterator[tuple[Member, Change]]:
         laid_out = any(not verdict.count for verdict in refusal.verdicts)
         for member in self._gang.members:
@@ -128,8 +126,6 @@ class _Trial:
             return list(plugin.suggest(member, nodes, self._view)) if hasattr(plugin, "suggest") else []
         except Exception:
             return []  # a plugin that fails here proposes nothing
-
-    # -------------------------------------------------------------------------------------------- trying
 
     def best(self, member: Member, change: Change) -> _Found | None:
         """The change if it helps; a change of an amount with the largest amount that helps."""
@@ -175,9 +171,6 @@ class _Trial:
         return Suggestion(
             f"task {task}: {change.text}" if several else change.text, change.kind, nodes, example, found.patch
         )
-
-
-# ----------------------------------------------------------------------------------------- single node
 
 
 def explain_on_node(

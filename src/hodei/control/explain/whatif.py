@@ -137,9 +137,6 @@ def _restored(live: Controller, under: Controller, now_ms: int) -> list[Fact]:
     return later
 
 
-# ------------------------------------------------------------------------------------------------ the answer
-
-
 def _answer(
     live: Controller,
     now_ms: int,

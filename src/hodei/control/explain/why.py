@@ -349,9 +349,6 @@ def _about(
     )  # fmt: skip
 
 
-# -------------------------------------------------------------------------------------------- priority
-
-
 def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> PriorityBreakdown | None:
     """The terms that determine the queue position of a pending job; None for one that is not queued."""
     known = controller.cluster.jobs.get(job)
@@ -476,8 +473,6 @@ def _dependency_trigger(open_ones: list[Dependency]) -> str:
         events.append("the data appears")
     return f"when {' or '.join(events)}" if events else ""
 
-
-# ---------------------------------------------------------------------------------------------- timing
 
 _MAX_HOLDS = 5
 

@@ -69,8 +69,6 @@ class Dependencies:
         self._ends: dict[JobId, str] = {}
         self._older_ends: dict[JobId, str] = {}
 
-    # ----------------------------------------------------------------------------------------------- reading
-
     def __len__(self) -> int:
         return len(self._waits)
 
@@ -111,8 +109,6 @@ class Dependencies:
             elif one.job:
                 out.append(DependencyStatus(one.job, "cancelled"))
         return tuple(out)
-
-    # ------------------------------------------------------------------------------------------------ facts
 
     def submitted(self, job: Job, dependency_statuses: Iterable[DependencyStatus]) -> Job:
         """A new job with dependencies; it is queued when they are met."""
@@ -176,8 +172,6 @@ class Dependencies:
         """The jobs whose dependents have changed since the last call."""
         changed, self._changed = self._changed, {}
         return changed
-
-    # ---------------------------------------------------------------------------------------------- resolving
 
     def resolve(self, now_ms: int) -> Generator[None, None, None]:
         """Everything that follows from the noted facts, until nothing more does; in chunks."""
@@ -320,9 +314,6 @@ def _describe_end(state: str) -> str:
     if state not in JOB_ENDED:
         return "is not known any more"
     return "was cancelled" if state == "cancelled" else state
-
-
-# -------------------------------------------------------------------------------- priority inheritance
 
 
 class PriorityInheritance:

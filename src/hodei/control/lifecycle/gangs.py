@@ -57,8 +57,6 @@ class Gangs:
     def take_settings(self, other: Gangs) -> None:
         self._retry = other._retry
 
-    # ----------------------------------------------------------------------------------- the end of a member
-
     def after_end(self, job: Job, run: Run, state: RunState, fact: RunObserved) -> StopReason | None:
         """REPAIR or SHRINK if the gang goes on after this end of a member; None if it is the end of the gang."""
         spec = job.spec
@@ -81,8 +79,6 @@ class Gangs:
             counted = any(lost_together(other, fact.at_ms) for other in others)
             return REPAIR if counted or job.losses < self._retry.max_losses else None
         return REPAIR if spec.restart == "always" or job.failures < spec.retries else None
-
-    # ---------------------------------------------------------------------------------------- missing members
 
     def update(self, job: Job, now_ms: int, *, pause_ms: int = 0) -> Job:
         """Find out which members the gang lacks; the reason of the job says so."""
@@ -159,8 +155,6 @@ class Gangs:
         for name, member, grant in repair.kept:
             self._cluster.table.let_go(name, member.task.request, member, grant)
         repair.kept = []
-
-    # ---------------------------------------------------------------------------------------------- scheduling
 
     def due_repairs(self, now_ms: int, *, woken: bool) -> list[Gang]:
         """Gangs whose missing members may be placed now; they go before all pending gangs."""

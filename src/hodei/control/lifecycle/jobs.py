@@ -67,8 +67,6 @@ class JobLifecycle:
     def take_settings(self, other: JobLifecycle) -> None:
         self._retry = other._retry
 
-    # ----------------------------------------------------------------------------------------- observations
-
     def observe(self, run: Run, fact: RunObserved, now_ms: int) -> None:
         """Apply a backend's observation of a run. Outdated and repeated ones change nothing; after a repeated end the
         backend is ordered again to forget the run."""
@@ -174,8 +172,6 @@ class JobLifecycle:
                 job = self._cluster.change_job(job, now_ms, nodes=places)
         self._gangs.update(job, now_ms, pause_ms=pause_ms)
 
-    # ----------------------------------------------------------------------------------------------- stops
-
     def stop_all(self, job: Job, reason: StopReason, now_ms: int) -> None:
         if job.spec.gang.per_node and reason.code in _STOPS_MEMBERS:
             for run in self._cluster.live_runs(job.id):
@@ -235,8 +231,6 @@ class JobLifecycle:
         if run.stop_reason != reason:
             self._cluster.change_run(run, stop_reason=reason)
             self._cluster.act(stop_order(job, run, reason))
-
-    # ------------------------------------------------------------------------------------- end of an attempt
 
     def conclude(self, job: Job, now_ms: int) -> None:
         """If no run of the attempt is live any more, the job ends or starts again."""

@@ -33,8 +33,6 @@ from hodei.model.resources import format_resources
 # A job that was moved avoids its old nodes for this long; then any node will do.
 MOVE_TIMEOUT_MS = 600_000
 
-# -------------------------------------------------------------------------------------- taint eviction
-
 
 class TaintEviction:
     """NoExecute: runs that do not tolerate a taint of their node are evicted, at once or when the toleration ends."""
@@ -89,9 +87,6 @@ def tolerated_ms(node: Node, task: TaskSpec) -> int | None:
             least = max(min(limits), 0) * 1000
             shortest = least if shortest is None else min(shortest, least)
     return shortest
-
-
-# ------------------------------------------------------------------------------------------- relocation
 
 
 class Relocation:
@@ -228,9 +223,6 @@ def _apply_move(gang: Gang, move: str) -> None:
 def can_move(job: Job) -> bool:
     by_user = job.cancel_requested or job.requeue_requested or job.suspend_requested
     return job.state in ("scheduled", "running") and not by_user
-
-
-# ----------------------------------------------------------------------------------------------- nodes
 
 
 class NodeEvents:

@@ -86,8 +86,6 @@ class PerNode:
     def next_ms(self) -> int | None:
         return self._next_ms
 
-    # ------------------------------------------------------------------------------------------------ one step
-
     def begin(self, view: View, woken: bool) -> list[tuple[Job, Run | None]]:
         """Find the open nodes of all jobs; members for them are tried in their turn (`take`). Returns the jobs that are
         over, each with the run that failed first, if any."""

@@ -99,8 +99,6 @@ class PreemptionControl:
         if removed is not None:
             self._victim_index.remove(removed)
 
-    # ------------------------------------------------------------------------------------------- candidates
-
     def _update_candidates(self) -> None:
         """Update the victim index for all jobs whose runs have changed."""
         cluster = self._cluster
@@ -158,8 +156,6 @@ class PreemptionControl:
                     )
                 )
         return out
-
-    # -------------------------------------------------------------------------------------------- preempting
 
     def preempt(self, gang: Gang, view: View, refusal: Refusal) -> list[Eviction] | None:
         """Stop victims for a refused gang, if that helps and is allowed. The gang then has a hold and must leave its
@@ -297,8 +293,6 @@ class PreemptionControl:
             self._evicted_at.popleft()
         return self._policy.budget - len(self._evicted_at)
 
-    # ------------------------------------------------------------------------------------------- placing
-
     def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
         """Place a gang; if nothing else is in its way, on capacity that is held for one of lower priority."""
         result = self._engine.try_gang(gang, view)
@@ -363,8 +357,6 @@ class PreemptionControl:
                 if used - freed > table.allocatable[row].get(resource, 0):
                     return False
         return True
-
-    # ---------------------------------------------------------------------------------------------- holds
 
     def wake(self, triggers: set[Trigger]) -> None:
         for hold in self.holds.values():

@@ -11,8 +11,6 @@ from msgspec import Struct
 from hodei.engine.points import Trigger
 from hodei.model.ids import JobId
 
-# --------------------------------------------------------------------------------------------- backoff
-
 
 class Backoff(Struct, frozen=True):
     """`base` times `factor` for each earlier try, at most `max`, plus up to `jitter` of itself (in thousandths)."""
@@ -41,8 +39,6 @@ class RetryPolicy(Struct, frozen=True):
     gang_factor: int = 3
     repair_timeout_ms: int = 600_000
 
-
-# ------------------------------------------------------------------------------------- circuit breakers
 
 State = Literal["closed", "open", "half-open"]
 

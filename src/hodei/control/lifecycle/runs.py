@@ -83,9 +83,6 @@ def late_detail(name: str, at_ms: int, now_ms: int) -> dict[str, str]:
     return {name: format_time(at_ms)} if now_ms - at_ms >= _LATE_MS else {}
 
 
-# ---------------------------------------------------------------------------------------------- orders
-
-
 def start_orders(
     cluster: ClusterState, job: JobId, runs: Iterable[Run], together: Sequence[Run] | None = None
 ) -> list[Start]:
@@ -105,9 +102,6 @@ def start_orders(
 def stop_order(job: Job, run: Run, reason: StopReason) -> Stop:
     saved_first = job.spec.checkpoint.has_hook and (reason.gang or reason.code in MOVED)
     return Stop(run.id, run.backend, job.spec.grace_ms, reason, job.spec.checkpoint if saved_first else None)
-
-
-# ------------------------------------------------------------------------------------------------- bind
 
 
 def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> Job:
@@ -193,9 +187,6 @@ class _Ranks:
             rank = self._next
         self._taken.add(rank)
         return rank
-
-
-# ------------------------------------------------------------------------------------------- reconcile
 
 
 def reconcile(

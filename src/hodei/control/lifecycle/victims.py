@@ -30,9 +30,6 @@ class Hold(Struct):
     awake: bool = False
 
 
-# -------------------------------------------------------------------------------------- withdrawn stops
-
-
 class _Withdrawal(Struct):
     """The runs of one gang that need not stop any more, with their stop reasons. `dropped`: runs whose stop order had
     not been sent and never will be."""

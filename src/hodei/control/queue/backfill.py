@@ -54,8 +54,6 @@ class BackfillQueue(GangQueue):
         self._settled: tuple[int, ...] | None = None
         self._settled_until = 0
 
-    # ----------------------------------------------------------------------------------- adding, removing
-
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
         self.profile.admit(gang)
         gang.estimate_ms = gang.estimate_ms or self.queue.estimate_ms(gang)
@@ -125,8 +123,6 @@ class BackfillQueue(GangQueue):
             self._settled = None
         if self._pending_table.wake(bits):
             self._settled = None
-
-    # ------------------------------------------------------------------------------------------- the order
 
     def ready(self, view: View) -> Generator[Gang, None, None]:
         """Gangs to try, in order; for each the caller must call `started`, `refused` or `back_off` before the next."""
@@ -222,8 +218,6 @@ class BackfillQueue(GangQueue):
                 availability.remove_start_reservation(job)
                 self._pending_table.wake_all()  # it may have been all that blocked a gang
 
-    # -------------------------------------------------------------------------------------------- backfill
-
     def _backfill(self, slots: Slots, view: View) -> Iterator[Gang]:
         """Later gangs that fit now, checked again after each try."""
         pending_table, now_ms = self._pending_table, view.now_ms
@@ -283,8 +277,6 @@ class BackfillQueue(GangQueue):
             self._largest_version = version
             self._largest = [most_free(table, resource) for resource in needs]
         return self._largest
-
-    # ---------------------------------------------------------------------------------- start reservations
 
     def _renew_reservations(self, view: View) -> None:
         """After capacity was freed, start reservations may move forward, in order, but never back."""
@@ -359,8 +351,6 @@ class BackfillQueue(GangQueue):
             if any(allocatable.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
                 return False
         return True
-
-    # -------------------------------------------------------------------------------------------- for `why`
 
     def needs_capacity(self) -> bool:
         return bool(self._needs_capacity)

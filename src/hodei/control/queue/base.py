@@ -108,8 +108,6 @@ class SchedulingQueue(GangQueue):
         # All gangs in queue order, by tenant, for `position`.
         self._positions: dict[Hashable, SortedKeys[Order]] = {}
 
-    # ----------------------------------------------------------------------------------- adding, removing
-
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
         self._admit(gang)
         tenant = gang.tenant
@@ -167,8 +165,6 @@ class SchedulingQueue(GangQueue):
     def copy_turns(self, other: SchedulingQueue) -> None:
         """Take over the charges of tenants from the queue that this one replaces."""
         self._turns, self._clock = dict(other._turns), other._clock
-
-    # ------------------------------------------------------------------------------------------- the order
 
     def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         """Gangs to try, in order; for each the caller must call `started`, `refused` or `back_off` before the next."""
@@ -235,8 +231,6 @@ class SchedulingQueue(GangQueue):
         parked += [group.refusal for group in self._parked.values()]
         return any(refusal is not None and refusal.for_capacity for refusal in parked)
 
-    # -------------------------------------------------------------------------------------------- for `why`
-
     def refusal_of(self, gang: Gang) -> Refusal | None:
         group = self._groups.get(gang.group)
         return (group.refusal or group.kind.refusal) if group is not None else None
@@ -253,8 +247,6 @@ class SchedulingQueue(GangQueue):
                 # Tenants with equal turns go by name.
                 ahead += positions.lighter(turn - self._turns[str(tenant)], or_equal=str(tenant) < gang.tenant)
         return 1 + ahead
-
-    # --------------------------------------------------------------------------------------------- groups
 
     def _queue(self, gang: Gang) -> None:
         group = self._group_of(gang)

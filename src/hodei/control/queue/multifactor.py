@@ -43,8 +43,6 @@ class MultifactorQueue(SchedulingQueue):
         super()._admit(gang)
         gang.group = (gang.group, gang.priority)
 
-    # ----------------------------------------------------------------------------------------------- ranks
-
     def _update_ranks(self, view: View) -> None:
         """Compute outdated ranks: all of them, or those of projects whose shares have changed."""
         shares, as_of = view.shares, self._as_of
@@ -100,8 +98,6 @@ class MultifactorQueue(SchedulingQueue):
 
     def _kind_woken(self, alike: Hashable, kind: _Kind) -> None:
         self._active[alike] = None
-
-    # ------------------------------------------------------------------------------------------- the order
 
     def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         assert view is not None

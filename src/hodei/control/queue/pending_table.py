@@ -78,8 +78,6 @@ class PendingTable:
     def __contains__(self, job: JobId) -> bool:
         return job in self._places
 
-    # ----------------------------------------------------------------------------------- adding, removing
-
     def add(self, gang: Gang) -> None:
         values, largest = self._values(gang)
         place = self._place(values)
@@ -200,8 +198,6 @@ class PendingTable:
             self._beyond.add(last)
         self._move_up()
 
-    # --------------------------------------------------------------------------------------------- parking
-
     def park(self, job: JobId, requeue_on: Sequence[Trigger], *, but: Sequence[JobId]) -> None:
         """Park a gang, with those of its group that would run as long or longer, `but` these."""
         bits, slot, end = _IS_PARKED, self.slots[job], self.end
@@ -238,8 +234,6 @@ class PendingTable:
 
     def job_in(self, slot: int) -> JobId:
         return int(self.data.item(_ID, slot))
-
-    # ------------------------------------------------------------------------------------------- filtering
 
     def all_but(self, jobs: Sequence[JobId]) -> Slots:
         """All used slots but those of these jobs."""
@@ -294,8 +288,6 @@ class PendingTable:
                 needs = self.data[row, : self.end].tolist()
                 slots = [slot for slot in slots if needs[slot] <= most]
         return slots
-
-    # ------------------------------------------------------------------------------------------- the order
 
     def highest_priority(self) -> int:
         """Of the gangs in the columns; far below all others if there is none."""

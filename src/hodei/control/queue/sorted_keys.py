@@ -47,8 +47,6 @@ class SortedKeys(Generic[K]):
         """IndexError if it is empty."""
         return self._chunks[0][0]  # type: ignore[no-any-return]
 
-    # ----------------------------------------------------------------------------------- adding, removing
-
     def add(self, key: K, weight: int = 0) -> None:
         self._len += 1
         lasts, chunks = self._lasts, self._chunks
@@ -107,8 +105,6 @@ class SortedKeys(Generic[K]):
         key = self.first
         self.remove(key)
         return key
-
-    # -------------------------------------------------------------------------------------------- counting
 
     def before(self, key: K) -> int:
         """The number of smaller keys."""

@@ -188,9 +188,6 @@ class ReservationWindows:
             evict_run(self._cluster, self._lifecycle, run, reason, now_ms)
 
 
-# --------------------------------------------------------------------------------------------- victims
-
-
 class NodeOccupant:
     """A run on a node that is not being stopped, with its request."""
 

@@ -27,8 +27,6 @@ class Reservations:
         self._cluster, self._windows = cluster, windows
         self._open: set[str] = set()
 
-    # ------------------------------------------------------------------------------------------- learning
-
     def made(self, reservation: Reservation, now_ms: int, *, restored: bool = False) -> None:
         self._cluster.put_reservation(reservation, new=not restored)
         if not restored:
@@ -73,9 +71,6 @@ class Reservations:
         if reservation is not None:
             self._cluster.wake("node_changed")
         return reservation
-
-
-# ------------------------------------------------------------------------------------------------ choosing
 
 
 def choose_nodes(cluster: ClusterState, spec: ReservationSpec, now_ms: int) -> Reservation:

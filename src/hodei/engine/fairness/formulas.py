@@ -13,7 +13,6 @@ from hodei.engine.fairness.tree import PARENT, Account, Path, Shares, level_shar
 from hodei.model.errors import InvalidInput
 from hodei.model.resources import Resources
 
-# --------------------------------------------------------------------------------------------- classic
 # F = 2^(-UE / S), where UE = UA + (UE of the parent - UA) * shares / sum of shares. S is the normalised share, UA the
 # actual usage, UE the effective usage, which includes part of the siblings' usage. Directly below the root UE is UA. An
 # account marked "parent" takes S and UE of its parent. Floats, as published.
@@ -85,7 +84,6 @@ def _top(used: int, total_used: int) -> ClassicRow:
 Level = float | Fraction
 
 
-# ------------------------------------------------------------------------------------------- fair tree
 # Users are ordered by LevelFS at the highest level where their accounts differ.
 #
 # In each sibling set LevelFS = (shares / sum of shares) / (usage / usage of the parent). The tree is walked from the
@@ -227,7 +225,6 @@ class _Walk:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------ dominant resource
 # A tenant's share is its largest share of any resource. Exact fractions, in base units.
 
 

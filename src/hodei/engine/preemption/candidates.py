@@ -71,8 +71,6 @@ class NodeCandidates:
     def blocked_by_rules(self) -> bool:
         return any(rules.refuses for rules in self._cluster)
 
-    # ------------------------------------------------------------------------------------------ keeping up
-
     def refresh(self, member: Member, view: View) -> None:
         table, victim_index, runner = self._table, self._victim_index, self._engine.runner
         self._member = member
@@ -151,8 +149,6 @@ class NodeCandidates:
         moved = not np.array_equal(shut, self._closed_by_cluster)
         self._closed_by_cluster = shut
         return moved
-
-    # ------------------------------------------------------------------------------------------- the order
 
     def _compute_keys(self) -> None:
         """The sort key of every row: the lowest class that could free enough, then the number of runs."""
@@ -270,8 +266,6 @@ class NodeCandidates:
         rest.sort()
         for key in rest:
             yield int(key) % count
-
-    # --------------------------------------------------------------------------------------------- weighing
 
     def best(self, removed: Collection[VictimCandidate], within: Mask | None, few: int, most: int) -> list[VictimSet]:
         """Victims on the first `few` rows; if none of them works, on the first of `most` rows that does."""

@@ -156,8 +156,6 @@ class _Search:
         self._engine.withdraw(gang, placements)
         return Preemption(victims, leaving, placements)
 
-    # ----------------------------------------------------------------------------------------------- steps
-
     def _candidates_for(self, kind: int) -> NodeCandidates:
         return self._candidates.of(self._gang, kind, self._rank, self._view)
 
@@ -311,8 +309,6 @@ class _Search:
                 return None  # the changed placement order finds no placement
             placements = again
         return placements
-
-    # ------------------------------------------------------------------------------------------- the table
 
     def _evict(self, victims: Iterable[VictimCandidate]) -> list[VictimCandidate]:
         """Remove victims, with all members of gangs that stop; returns those newly removed."""

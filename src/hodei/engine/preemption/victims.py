@@ -162,8 +162,6 @@ class VictimIndex:
         self.changes: list[int] = []
         self.generation = 0
 
-    # ----------------------------------------------------------------------------------- coming and going
-
     def put(self, id: JobId, victims: Iterable[VictimCandidate]) -> None:
         """Replace all candidates of a job."""
         self.remove(id)
@@ -239,8 +237,6 @@ class VictimIndex:
                 (self._aside.add if by < 0 else self._aside.discard)(victim)
             self._count(victim, LEAVING if victim.stopping else victim.rank, by)
 
-    # --------------------------------------------------------------------------------------------- reading
-
     def rank_of(self, priority: int) -> int:
         return priority if self.by_number else class_of(priority)
 
@@ -297,8 +293,6 @@ class VictimIndex:
                     for resource, amount in held.items():
                         sums[resource] = sums.get(resource, 0) + amount
         return out
-
-    # ------------------------------------------------------------------------------------------- the columns
 
     def _rebuild(self) -> None:
         self._generation = self._table.generation

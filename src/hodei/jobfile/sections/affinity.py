@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hodei.jobfile import schema
 
 
-# ---------------------------------------------------------------------------------------------- schema
-
 Match = Annotated[Line, about("A selector of jobs by their labels; `*` for every job.", "app=web")]
 Topology = Annotated[
     Key, about("A label of nodes, or region, zone, datacenter, rack, host: what counts as one place.", "zone")
@@ -163,8 +161,6 @@ class PortForm(Form, frozen=True):
     container_port: Port | None = field(name="containerPort", default=None)
     name: Word | None = None
 
-
-# ---------------------------------------------------------------------------------------------- parser
 
 Selector = tuple[Requirement, ...]
 Rules = tuple[JobAffinity, JobAffinity, tuple[SpreadRule, ...], tuple[HostPort, ...]]
@@ -356,7 +352,6 @@ class _RuleParser:
         return try_parse(self.problems, at, lambda given: tuple(map(plain_name, given)), names, ())
 
 
-# -------------------------------------------------------------------------------------------- renderer
 # In Hodei's form if it can express the rules, else in that of Kubernetes.
 
 _MAX_SELECTOR = 1024

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from hodei.jobfile import schema
 
 
-# ---------------------------------------------------------------------------------------------- schema
-
-
 class TopologyForm(Form, frozen=True):
     """A label of nodes with the same value for all members, required or preferred."""
 
@@ -118,8 +115,6 @@ class CheckpointForm(Form, frozen=True):
         | None
     ) = None
 
-
-# ---------------------------------------------------------------------------------------------- parser
 
 SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
 _UNCATCHABLE = ("KILL", "STOP")
@@ -275,7 +270,6 @@ def signal_name(text: str) -> str:
     return name
 
 
-# -------------------------------------------------------------------------------------------- renderer
 # Empty values are omitted by the caller.
 
 

@@ -155,9 +155,6 @@ def _expression(form: Expression, at: str, problems: Problems, known: tuple[str,
         return requirement
 
 
-# -------------------------------------------------------------------------------------------- renderer
-
-
 def toleration_document(toleration: Toleration) -> dict[str, Any]:
     out: dict[str, Any] = {"key": toleration.key} if toleration.key else {}
     out["operator"] = toleration.operator

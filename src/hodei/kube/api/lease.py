@@ -122,8 +122,6 @@ class Leadership:
         if self._on_lost is not None:
             self._on_lost()
 
-    # ---------------------------------------------------------------------------------------- the lease
-
     async def _attempt(self, step: Callable[[], Awaitable[bool]]) -> bool | None:
         """True: this process holds it. False: another does. None: unknown."""
         async with self._writing:

@@ -53,9 +53,6 @@ class LabelSelector(ApiStruct, frozen=True):
     match_expressions: tuple[Expression, ...] = ()
 
 
-# ------------------------------------------------------------------------------------------------ affinity
-
-
 class NodeSelectorTerm(ApiStruct, frozen=True):
     match_expressions: tuple[Expression, ...] = ()
     match_fields: tuple[Expression, ...] = ()
@@ -117,9 +114,6 @@ class TopologySpread(ApiStruct, frozen=True):
     node_affinity_policy: str | None = None
     node_taints_policy: str | None = None
     match_label_keys: tuple[str, ...] = ()
-
-
-# ------------------------------------------------------------------------------------------------ pods
 
 
 class ClaimRef(ApiStruct, frozen=True):
@@ -440,9 +434,6 @@ class TaskGroup(ApiStruct, frozen=True):
 
     name: str = ""
     min_member: int = 0
-
-
-# ------------------------------------------------------------------------------------- storage objects
 
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"

@@ -228,8 +228,6 @@ class Reflector(Generic[T]):
         self._denials = 0
         self.last_contact = self.last_activity = self._monotonic()
 
-    # ---------------------------------------------------------------------------------------- list
-
     async def _list(self) -> None:
         if not self._located and self._locate is not None:
             path = await self._locate()
@@ -283,8 +281,6 @@ class Reflector(Generic[T]):
             self.undecodable += 1
             self._unreadable(kind, _read_meta(raw), f"it cannot be decoded: {error}")
             return None
-
-    # ---------------------------------------------------------------------------------------- watch
 
     async def _watch(self) -> None:
         """Until the API ends it. `_version` is current also if this raises."""

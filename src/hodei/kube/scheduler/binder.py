@@ -239,8 +239,6 @@ async def log_failure(request: Coroutine[Any, Any, None]) -> None:
             _log.warning("an Event or a condition was not written: %s", error.message)
 
 
-# -------------------------------------------------------------------------------------------- removals
-
 _PodRequest = Callable[[Pod], Coroutine[Any, Any, None]]
 
 

@@ -83,8 +83,6 @@ class Refusals:
         return Counter(resource for resource, _, _ in self._known)
 
 
-# --------------------------------------------------------------------------------------------- indexer
-
 T = TypeVar("T")
 OnChange = Callable[[Any, T | None, T | None], None]
 

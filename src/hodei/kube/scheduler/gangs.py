@@ -495,9 +495,6 @@ def as_job(pods: Sequence[PodInfo], needed: int, group: Group | None = None) -> 
     return job, [number for kind in kinds if needed_of[kind] for number in members[kind]]
 
 
-# --------------------------------------------------------------------------- group size by workload
-
-
 def size_by_owners(
     namespace: str, group: str, owners: Sequence[OwnerReference | None], sized_by: Workloads
 ) -> int | Reason:

@@ -147,8 +147,6 @@ def _merge_condition(known: tuple[GroupCondition, ...], new: dict[str, Any]) -> 
     return [*(one for one in out if one["type"] != new["type"]), new]
 
 
-# --------------------------------------------------------------------------------- group status writer
-
 _log = logging.getLogger(__name__)
 WRITE_EVERY_S = 0.25
 RETRY_S = 5.0

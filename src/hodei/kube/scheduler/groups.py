@@ -72,9 +72,6 @@ class PendingGang(Struct):
     urgent: bool = False
 
 
-# ------------------------------------------------------------------------------- changes that scheduling reads
-
-
 def only_bound(a: Pod, b: Pod) -> bool:
     """Whether nothing but the node differs."""
     if a.metadata.labels != b.metadata.labels or is_resizing(a) or is_resizing(b):
@@ -115,9 +112,6 @@ def node_differs(a: Node, b: Node) -> bool:
         or a.status.images != b.status.images
         or a.status.conditions != b.status.conditions
     )
-
-
-# --------------------------------------------------------------------------------------- ended members
 
 
 class EndedMembers:
@@ -168,8 +162,6 @@ class EndedMembers:
                 del self._groups[key]
             self._on_change(key)
 
-
-# --------------------------------------------------------------------------------------- gang timeouts
 
 _PAUSE_MS, _LONGEST_PAUSE_MS = 1000, 10_000
 
@@ -223,9 +215,6 @@ class GangTimeouts:
 
     def next_ms(self) -> int | None:
         return min((timer.backoff_until_ms or timer.ends_ms for timer in self._timers.values()), default=None)
-
-
-# ---------------------------------------------------------------------------------------- placed gangs
 
 
 class PlacedPod(Protocol):

@@ -72,8 +72,6 @@ class Pods(GroupIndex):
         self.observe_starts = False
         cache.on_drivers_change = self._drivers_changed
 
-    # ------------------------------------------------------------------------------------------- watch events
-
     def pod_changed(self, uid: str, before: Pod | None, after: Pod | None) -> None:
         entry = self.entries.get(uid)
         if after is None or after.terminal:
@@ -184,8 +182,6 @@ class Pods(GroupIndex):
     def _is_ours(self, pod: Pod) -> bool:
         return pod.spec.scheduler_name == self._scheduler
 
-    # ---------------------------------------------------------------------------------------------- facts
-
     def take_facts(self) -> list[Fact]:
         """Everything since the last call, after assembling changed groups and translating pods again where needed."""
         if self._depends_on_storage and self._translated_version != self._cache.version:
@@ -245,8 +241,6 @@ class Pods(GroupIndex):
                     self._withdraw_gang(entry.group.key)
                 entry.info, entry.reasons = info, ()
                 self._queue(entry)
-
-    # ---------------------------------------------------------------------------------------------- gangs
 
     def _assemble(self, key: GroupKey) -> None:
         """Submit the pending pods of a group as one job, again if they have changed."""
@@ -318,8 +312,6 @@ class Pods(GroupIndex):
             entry = self.entries.get(uid)
             if entry is not None and entry.stage == "gang":
                 entry.stage, entry.id = "inactive", 0
-
-    # ------------------------------------------------------------------------------------------------ jobs
 
     def _submit(self, entry: Entry) -> None:
         id = next(self._ids)
@@ -403,8 +395,6 @@ class Pods(GroupIndex):
     def _mark_unreported(self, entry: Entry) -> None:
         self.unreported[entry.uid] = None
         self._has_unreported = True
-
-    # ----------------------------------------------------------------------------------------- decisions
 
     def place(self, starts: Iterable[Start], now_ms: int) -> list[Entry]:
         """The pods to bind, by the controller's start orders. A gang is split into jobs of one pod each."""

@@ -195,8 +195,6 @@ def make_loop(api: Api, scheduler: PodSchedulerParts, options: Options) -> Sched
     return loop
 
 
-# ------------------------------------------------------------------------------------------------ process
-
 _log = logging.getLogger(__name__)
 # The liveness probe fails if the loop has not run for this long.
 _STUCK_S = 60.0

@@ -102,8 +102,6 @@ class StatusReporter:
         if patching is not None:
             await patching.wait()
 
-    # -------------------------------------------------------------------------------------- what to report
-
     def _is_too_soon(self, entry: Entry, status: PendingStatus) -> bool:
         if entry.reported is None or entry.reported_reason != status.reason:
             return False
@@ -168,8 +166,6 @@ class StatusReporter:
             for entry in self._pods.entries_of(id):
                 if not entry.assigned:
                     yield from self._report(entry, None, nominated="")
-
-    # --------------------------------------------------------------------------------------------- sending
 
     def _report_all(self, id: JobId, status: PendingStatus) -> Iterator[Request]:
         for entry in self._pods.entries_of(id):
@@ -237,8 +233,6 @@ class StatusReporter:
             del self._patching[uid]
             done.set()
 
-
-# ---------------------------------------------------------------------------------------- queue status
 
 CHECK_EVERY_S = 1.0
 # Limits of one round; the rest follows in the next rounds.

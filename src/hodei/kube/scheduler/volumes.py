@@ -123,9 +123,6 @@ def volume_on(
     return min(found, key=lambda one: (one.metadata.name != first, *_by_size(one)), default=None)
 
 
-# ------------------------------------------------------------------------------------------------ claims
-
-
 def _find_claim(pod: k8s.Pod, volume: k8s.PodVolume, name: str, storage: Storage) -> k8s.Claim:
     claim = storage.claims.get((pod.metadata.namespace, name))
     if claim is None:

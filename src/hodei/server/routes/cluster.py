@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from hodei.runtime.backend_manager import BackendStatus
     from hodei.runtime.service import NodeStatus, ReservationStatus
 
-# -------------------------------------------------------------------------------------------- backends
-
 _BACKEND = Param("name", "name of the backend", where="path", maximum=63)
 _FORCE = Param("force", "1: even if it has active runs, which are then lost", type=int, default=0, maximum=1)
 _backend_request = msgspec.json.Decoder(BackendRequest)
@@ -115,8 +113,6 @@ BACKEND_ROUTES = (
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ exec
-
 _NODE = Param("name", "name of the node", where="path", maximum=253)
 _execute_request = msgspec.json.Decoder(ExecuteRequest)
 _node_execute_request = msgspec.json.Decoder(NodeExecuteRequest)
@@ -168,8 +164,6 @@ EXEC_ROUTES = (
           request=NodeExecuteRequest, response=NodeExecutedView, params=(_NODE,), concurrency="long"),
 )  # fmt: skip
 
-
-# ----------------------------------------------------------------------------------------------- nodes
 
 _node_patch = msgspec.json.Decoder(NodePatch)
 
@@ -294,8 +288,6 @@ NODE_ROUTES = (
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------- reservations
-
 _RESERVATION = Param("name", "name of the reservation", where="path", maximum=63)
 _reservation_request = msgspec.json.Decoder(ReservationRequest)
 
@@ -332,8 +324,6 @@ RESERVATION_ROUTES = (
           delete_reservation, response=ReservationView, params=(_RESERVATION,)),
 )  # fmt: skip
 
-
-# ----------------------------------------------------------------------------------- shares and quotas
 
 _ACCOUNT = Param("account", "only accounts of this name, with their parents and children", default="")
 

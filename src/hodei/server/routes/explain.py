@@ -75,9 +75,6 @@ async def what_if(call: Call) -> WhatIf:
         return await call.service.what_if(question, request.policy)
 
 
-# ----------------------------------------------------------------------------------------------- graph
-
-
 async def show_graph(call: Call) -> JobGraph:
     return await call.service.read(dependency_graph, call.service.store, call.args["id"], call.args["limit"])
 

@@ -302,8 +302,6 @@ ACTION_ROUTES = (
 )
 
 
-# ---------------------------------------------------------------------------------------------- arrays
-
 _ELEMENT = Param("id", "number of any job of the array", type=int, where="path", minimum=1)
 
 
@@ -351,8 +349,6 @@ ARRAY_ROUTES = (
           request=RequeueRequest, response=RequeueReply, body_limit=4 * MIB, verb="requeue_many"),
 )  # fmt: skip
 
-
-# --------------------------------------------------------------------------------------- periodic jobs
 
 _PERIODIC = Param("name", "name of the periodic job", where="path", maximum=63)
 

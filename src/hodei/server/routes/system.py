@@ -99,8 +99,6 @@ ROUTES = (
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ config
-
 _DRY_RUN = Param("dry_run", "1: only report what would change", type=int, default=0, maximum=1)
 _TO = Param("to", "number of the configuration to restore; default: the previous one", type=int, default=0,
             minimum=1)  # fmt: skip
@@ -153,9 +151,6 @@ CONFIG_ROUTES = (
 )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------- audit
-
-
 async def list_audit(call: Call) -> AuditList:
     args, service = call.args, call.service
     query = AuditQuery(
@@ -181,8 +176,6 @@ AUDIT_ROUTES = (
     ),
 )  # fmt: skip
 
-
-# ---------------------------------------------------------------------------------------------- events
 
 _JOB = Param("job", "only events of this job", type=int, default=0)
 

@@ -20,8 +20,6 @@ from hodei.sim.report import why_no_pictures
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
 _REDRAW_S = 0.1
 
-# ---------------------------------------------------------------------------------------------- progress
-
 
 class _Run(Struct):
     """`status` is shown instead of numbers while it is set."""

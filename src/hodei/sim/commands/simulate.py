@@ -120,8 +120,6 @@ def _with_default_profile(workload: Workload) -> Workload:
     return structs.replace(workload, arrivals=moved)
 
 
-# ----------------------------------------------------------------------------------------------- clusters
-
 MAX_NODES = 1_000_000
 _SHORT = re.compile(r"(?P<count>\d+)x(?P<cpus>\d+)(?:x(?P<memory>\d\S*))?")
 _MEMORY_PER_CPU = 4 * 2**30
@@ -206,9 +204,6 @@ def _nodes_of(group: NodeGroup, path: Path) -> list[Node]:
         return [node]
     width = len(str(group.count - 1))
     return [structs.replace(node, name=f"{group.name}-{number:0{width}}") for number in range(group.count)]
-
-
-# ------------------------------------------------------------------------------------------------ options
 
 
 def positive_int(text: str) -> int:

@@ -26,8 +26,6 @@ from hodei.sim.report.style import (
 )
 from hodei.sim.report.table import Floats, ResultArrays, arrays_of, printable, time_in_slices
 
-# ------------------------------------------------------------------------------------------ positions
-
 NODES_SHOWN = 40
 USERS_SHOWN = 20
 MAX_LANES = 400  # thinner bars could not be distinguished
@@ -241,8 +239,6 @@ def _merged(gaps: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return out
 
 
-# -------------------------------------------------------------------------------------------- pictures
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.path import Path as Outline
@@ -396,8 +392,6 @@ def _title(arrays: ResultArrays, index: int) -> str:
 def _rounded(ms: int) -> int:
     return ms if ms < 10_000 else ms // 1000 * 1000
 
-
-# ------------------------------------------------------------------------------------------------ text
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " .:-=+*%#"

@@ -131,8 +131,6 @@ def _by_user(arrays: ResultArrays, weight: Floats, slices: int) -> Floats:
     )
 
 
-# -------------------------------------------------------------------------------------------- pictures
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure

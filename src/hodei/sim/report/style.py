@@ -155,8 +155,6 @@ def legend_below_title(axes: Axes, handles: Sequence[Artist] | None = None) -> N
     axes.set_title(axes.get_title(loc="left"), pad=10 + 14 * -(-len(entries) // across))
 
 
-# ------------------------------------------------------------------------------------------------- SVG
-
 _LINKED = re.compile(
     r'<a xlink:href="(job:\d+)"[^>]*>\s*<path d="([^"]*)"[^>]*?style="fill: ([^;"]+)[^"]*"\s*/>\s*</a>'
 )

@@ -188,8 +188,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-# ---------------------------------------------------------------------------------------------- arrays
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -129,9 +129,6 @@ def _write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------ page
-
-
 def render_page(rows: Sequence[Row], pictures: Sequence[PagePicture], notes: Sequence[str]) -> str:
     workloads = list(dict.fromkeys(str(row["workload"]) for row in rows))
     listed = ", ".join(workloads[:5]) + (f" and {len(workloads) - 5} more" if len(workloads) > 5 else "")

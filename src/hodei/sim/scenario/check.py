@@ -75,8 +75,6 @@ class _Check:
         if self.why_at_ms is None:
             self.why_at_ms = why_at_ms
 
-    # ------------------------------------------------------------------------------------------- one job
-
     def _job(self, record: JobHistory) -> None:
         it = self.expected
         self.expected_text.append(it.job)
@@ -189,8 +187,6 @@ class _Check:
                 self._fail(shown, record.job.at_ms + it.within_ms)
             if state in JOB_ENDED:
                 self.revised["within"] = format_duration(max(took_ms, it.within_ms))
-
-    # ----------------------------------------------------------------------------------- the whole scenario
 
     def _preempted(self) -> None:
         it = self.expected

@@ -32,8 +32,6 @@ from hodei.sim.scenario import schema
 from hodei.sim.scenario.schema import ScenarioJob
 from hodei.wiring import instant_node, make_controller, node_offer, parse_taint
 
-# -------------------------------------------------------------------------------------- YAML positions
-
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -77,9 +75,6 @@ def _composed(text: str) -> Any:
 def line_of(text: str, path: str) -> int:
     found = piece_at(text, path)
     return found.line if found else 1
-
-
-# ---------------------------------------------------------------------------------------- dependencies
 
 
 def resolve_dependencies(jobs: Sequence[ScenarioJob], report: Callable[[str, str], object]) -> list[ScenarioJob]:
@@ -207,8 +202,6 @@ class _Parser:
             return ()
         return enumerate(given)
 
-    # --------------------------------------------------------------------------------------------- policy
-
     def policy(self) -> tuple[str, SchedulingConfig]:
         name, config = self.data.get("policy"), self.data.get("config")
         if name is not None and config is not None:
@@ -235,8 +228,6 @@ class _Parser:
             where = where.rstrip("`").replace("[...]", "")
             self.report(path + where, _readable(what))
             return None
-
-    # -------------------------------------------------------------------------------------------- cluster
 
     def cluster(self) -> None:
         for place, entry in self.entries("cluster", needed=True):
@@ -271,8 +262,6 @@ class _Parser:
             self.nodes[name] = structs.replace(node, name=name)
             if not there:
                 self.absent.add(name)
-
-    # ----------------------------------------------------------------------------------------------- jobs
 
     def jobs(self) -> list[schema.ScenarioJob]:
         out: list[schema.ScenarioJob] = []
@@ -331,8 +320,6 @@ class _Parser:
             stopping_ms=self.moment(own.get("stopping", 0), f"{path}.stopping"),
             running=tuple(running) * (spec.size if len(running) == 1 else 1),
         )
-
-    # ---------------------------------------------------------------------------------- facts, expectations
 
     def fact(self, entry: Any, place: int, jobs: list[str]) -> list[schema.ScenarioFact]:
         path = f"facts[{place}]"
@@ -404,8 +391,6 @@ class _Parser:
             never=read.never or "",
             start_reservations_broken=read.start_reservations_broken,
         )
-
-    # --------------------------------------------------------------------------------------------- values
 
     def times(self, given: Any, path: str) -> schema.Times:
         if isinstance(given, schema.TimesForm):

@@ -129,9 +129,6 @@ class History:
         self.end_ms = 0
 
 
-# ----------------------------------------------------------------------------------------------- facts
-
-
 def controller_facts(fact: ScenarioFact, runner: ScenarioRunner) -> list[Fact]:
     """An entry of `facts` for the controller; empty if its target does not exist or is not in a fitting state."""
     if fact.verb == "appear":
@@ -242,8 +239,6 @@ class ScenarioRunner:
         """None for a job that has ended or was refused."""
         return explain.why(self.controller, self.scenario.job(name).id, BEGIN_MS + at_ms)
 
-    # ----------------------------------------------------------------------------------------------- time
-
     def _deadline_ms(self) -> int:
         return max(self._last_named_ms, self.history.end_ms) + IDLE_LIMIT_MS
 
@@ -288,8 +283,6 @@ class ScenarioRunner:
         if step.acts:
             self._check(now_ms)
         return step
-
-    # ----------------------------------------------------------------------------------------------- jobs
 
     def _submit(self, job: ScenarioJob) -> list[Fact]:
         try:
@@ -338,8 +331,6 @@ class ScenarioRunner:
                 f"facts[{fact.place}] {fact.verb} {fact.target} at {format_duration(fact.at_ms)}: no effect"
             )
         return found
-
-    # ----------------------------------------------------------------------------------------------- runs
 
     def _start(self, order: Start, now_ms: int) -> None:
         run, record = order.run, self.history.by_id[order.run.job]
@@ -391,8 +382,6 @@ class ScenarioRunner:
                 stay.to_ms = now_ms
         if all(stay.to_ms is not None for stay in start.stays):
             start.ended_ms = now_ms
-
-    # --------------------------------------------------------------------------------------- invariants
 
     def _record_missed(self, event: Event, now_ms: int) -> None:
         """The controller itself reports whether a late start is its own fault."""

@@ -39,8 +39,6 @@ from hodei.sim.traces.workload import (
 
 _GIB = 2**30
 
-# -------------------------------------------------------------------------------------------- arrivals
-
 BUCKETS = 48
 BUCKET_S = 86_400 // BUCKETS
 _TRIAL_JOBS = 10_000
@@ -347,8 +345,6 @@ def _gpu_request(milli: int) -> Resources:
     """Eight cores and 64Gi per GPU."""
     return {CPU: milli * 8, MEMORY: milli * 64 * _GIB // WHOLE, GPU: milli}
 
-
-# ------------------------------------------------------------------------------------------- workloads
 
 NAMES = ("lublin", "ci", "gpu", "mixed")
 # The model was fitted to machines of some hundred processors; jobs on larger ones are limited to this.

@@ -161,8 +161,6 @@ def _task(cpu: int, memory: int, gpu: int, models: str) -> TaskSpec:
     return TaskSpec(request=request, gpu_type=allowed[0] if allowed else "")
 
 
-# ---------------------------------------------------------------------------------------------- Philly
-
 PHILLY_COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 _PHILLY_GPUS_PER_NODE = 8
 

@@ -107,8 +107,6 @@ def to_workload(
     return Workload(name, sort_arrivals(arrivals), nodes, notes)
 
 
-# ------------------------------------------------------------------------------------------------- SWF
-
 _HEADER = re.compile(r";\s*(MaxProcs|MaxNodes)\s*:\s*(\d+)", re.IGNORECASE)
 _LEAST_COLUMNS = 5  # up to the allocated processors; missing columns after them are unknown
 _COLUMNS = 18
@@ -198,8 +196,6 @@ def _ms(text: str) -> int:
     except ValueError:
         return round(float(text) * 1000)
 
-
-# --------------------------------------------------------------------------------------------- tables
 
 TABLE_COLUMNS = ("id", "submit_s", "run_s", "requested_s", "procs")
 

@@ -150,9 +150,6 @@ def sort_arrivals(arrivals: Sequence[Arrival]) -> list[Arrival]:
     return sorted(arrivals, key=lambda arrival: (arrival.at_ms, arrival.id))
 
 
-# --------------------------------------------------------------------------------------------- reading
-
-
 class TraceFile:
     """A text or CSV file, plain or gzip. Its errors are InvalidInput that names file and line."""
 

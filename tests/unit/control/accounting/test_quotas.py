@@ -96,9 +96,6 @@ def test_higher_priority_does_not_pass_a_quota_by_sending_others_away():
     assert harness.reason(2)[0] == "QUOTA"
 
 
-# --------------------------------------------------------------------------------------------- lending
-
-
 COHORT = quotas(
     a={"hard": {"cpu": 4}, "cohort": "lab"},
     b={"hard": {"cpu": 4}, "cohort": "lab"},
@@ -181,9 +178,6 @@ def test_amounts_are_compared_in_one_unit_however_they_are_written():
     assert len(running(harness, *range(1, 20))) == 9
 
 
-# ------------------------------------------------------------------------------------------------ soft
-
-
 def test_a_project_exceeds_its_soft_quota_while_no_other_waits():
     harness = a_harness(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
     harness.submit(1, 2, 3, project="ml")
@@ -214,9 +208,6 @@ def test_a_cancelled_job_does_not_enforce_soft_quotas_any_more():
     assert harness.state(6) == "scheduled"
 
 
-# ---------------------------------------------------------------------------------------------- the gate
-
-
 def test_what_could_never_start_is_refused_with_the_limit_it_would_pass():
     harness = a_harness(quotas=COHORT)
     with pytest.raises(InvalidInput, match="asks for 9 cpu and project a may never hold more than 8"):
@@ -243,9 +234,6 @@ def test_a_job_out_of_its_range_is_refused_and_one_that_does_not_say_gets_the_de
     first, second = accounts.admit([said, unsaid])
     assert first is said
     assert second.tasks[0].request["memory"] == 2 * 2**30
-
-
-# --------------------------------------------------------------------------------------------- how it stands
 
 
 def test_rows_tell_how_every_project_stands():

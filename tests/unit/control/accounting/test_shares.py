@@ -116,9 +116,6 @@ def test_under_dominant_shares_projects_take_turns_within_one_step():
     assert len(running) == 5
 
 
-# --------------------------------------------------------------------------------------------- the whole sum
-
-
 def test_exported_rows_work_out_to_the_same_factors_by_the_classic_formula():
     harness = _busy("classic")
     rows = rows_of(harness)
@@ -159,9 +156,6 @@ def _again(rows):
     return tree, {tuple(account.split("/")): row.usage for account, row in rows.items() if row.user}
 
 
-# ------------------------------------------------------------------------------------------------ restarts
-
-
 def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
     harness = a_harness()
     kept = {}
@@ -195,9 +189,6 @@ def test_a_clone_knows_past_usage_and_keeps_its_own_ledger():
     )
 
 
-# ------------------------------------------------------------------------------------------------- budgets
-
-
 def test_a_budget_that_is_used_up_starts_nothing_more_until_the_next_period():
     harness = a_harness(budgets={"ml": {"hours": {"cpu": 2}, "period": "day"}})
     harness.now_ms = NOW_MS // DAY * DAY  # the beginning of a day
@@ -221,9 +212,6 @@ def test_money_is_spent_at_prices_an_hour():
     used_up(harness, 10, "ml", 1)
     harness.submit(20, project="ml")
     assert harness.reason(20)[0] == "BUDGET"
-
-
-# ------------------------------------------------------------------------------------------- bad settings
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,6 @@ def escalation_steps(harness: Configured, job: int) -> list[str]:
     return [step.text for step in said.escalation_steps]
 
 
-# ------------------------------------------------------------------------------------------------- fallback
-
-
 def test_a_job_that_no_node_of_its_profile_could_ever_take_goes_to_the_fallback() -> None:
     harness = Configured(FALLBACK, a_node("n1"))
     harness.submit(1, profile="gpu")
@@ -99,9 +96,6 @@ def test_a_job_requeued_by_its_user_begins_again_as_he_wrote_it() -> None:
     assert harness.jobs[1].escalation_state == ""
 
 
-# ------------------------------------------------------------------------------------------------ relaxing
-
-
 def test_a_rule_that_may_be_relaxed_counts_as_a_wish_after_its_time() -> None:
     nodes = a_node("n1", labels={"row": "a"}), a_node("n2", "500m", labels={"row": "b"})
     harness = Configured('[scheduling.escalation]\nrelax = ["spread"]\nrelax_after = "10m"', *nodes)
@@ -131,9 +125,6 @@ def test_a_specific_backend_becomes_a_preferred_one() -> None:
     harness.submit(1, backend=elsewhere, escalation=Escalation(relax=("backend",), relax_after_ms=MINUTE))
     harness.until(MINUTE)
     assert harness.runs["1.0.1"].node == "n1"
-
-
-# ------------------------------------------------------------------------------------------------ promotion
 
 
 def test_a_job_goes_up_one_class_at_a_time_as_far_as_the_cap() -> None:
@@ -208,9 +199,6 @@ def test_the_ladder_of_classes() -> None:
         1000,
     ]
     assert next_priority_class(500, 600) == 600
-
-
-# ------------------------------------------------------------------------------------------------- the cost
 
 
 def test_nothing_is_watched_that_is_not_configured() -> None:

@@ -147,8 +147,6 @@ def test_a_profile_that_cannot_be_made_does_not_keep_a_server_with_a_fallback_fr
         check_scheduling(scheduling(FALLBACK + missing))
 
 
-# ---------------------------------------------------------------------------------------------- backends
-
 CHAIN = '[scheduling]\nfallback = ["onprem", "cloud"]\n'
 
 

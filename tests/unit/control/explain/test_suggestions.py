@@ -139,9 +139,6 @@ def test_a_plan_proposes_changes_too_beside_the_jobs_before_it():
     assert harness.used() == {"n1": {}}
 
 
-# ------------------------------------------------------------------------------------------------- waiting
-
-
 def test_the_end_that_will_suffice_is_named_when_estimates_tell():
     harness = a_harness(4)
     harness.submit(1, cpu="1", estimate_ms=60_000, name="short")
@@ -177,9 +174,6 @@ def test_an_impossible_job_has_its_real_cause_and_not_busy_nodes():
     assert (said.status, said.code) == ("unsatisfiable", "SELECTOR_MISMATCH")
     assert said.summary == "no node could take it even when idle; 0/2 nodes are available: 2 label disk=ssd required"
     assert {blocker.code for blocker in said.blockers} == {"SELECTOR_MISMATCH", "INSUFFICIENT_CPU"}
-
-
-# ------------------------------------------------------------------------------------------------ one node
 
 
 def _of(harness, node, job=1):
@@ -222,9 +216,6 @@ def test_a_node_that_is_not_there_is_not_found():
     harness.submit(1, cpu="9")
     with pytest.raises(NotFound, match="did you mean 'n1'"):
         _of(harness, "n11")
-
-
-# ------------------------------------------------------------------------------------------------ amounts
 
 
 @pytest.mark.parametrize(

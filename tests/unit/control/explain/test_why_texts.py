@@ -16,9 +16,6 @@ def _why(harness: Harness, job: int = 1):
     return found
 
 
-# ----------------------------------------------------------------------------------------- protected victims
-
-
 def _guarded(**policy: int) -> Harness:
     harness = a_harness(4, preemption=PreemptionPolicy(**policy))
     harness.submit(1, cpu="4", name="low", priority=100)
@@ -69,9 +66,6 @@ def test_a_job_that_no_preemption_helps_is_told_its_shortage():
     assert _why(harness, 2).code == "INSUFFICIENT_CPU"
 
 
-# --------------------------------------------------------------------------------------- what happened before
-
-
 def test_a_preempted_job_that_waits_says_so_and_names_no_node():
     harness = _guarded()
     harness.later(1000)
@@ -111,9 +105,6 @@ def test_a_start_in_doubt_is_reported():
     assert said.summary.startswith(
         "placed on n1; it is not known whether it has started: backend slurm1 has not answered"
     )
-
-
-# ---------------------------------------------------------------------------------------------------- timeouts
 
 
 def test_a_timeout_reads_the_same_whichever_backend_stopped_the_run():

@@ -170,9 +170,6 @@ def test_the_limit_of_an_array_always_holds_and_is_used(at_most: int, acts):
             assert under_way == at_most
 
 
-# ------------------------------------------------------------------------------------------------- places
-
-
 def test_elements_share_all_but_their_place():
     mould = a_job_spec("sweep", array=ArrayElement(0, 4, 3, 0, 4, 2))
     plain = a_job_spec("plain")

@@ -19,9 +19,6 @@ def grown(harness: Harness, node: str, cpu: int = 1) -> list[str]:
     return harness.started()
 
 
-# --------------------------------------------------------------------------------------------------- partial start
-
-
 @pytest.mark.parametrize(
     ("room", "min_count", "started"),
     [
@@ -93,9 +90,6 @@ def test_a_partial_gang_that_starts_again_may_be_larger():
     harness.see("1.1.1", "failed", 143)
     harness.later(60_000)
     assert harness.started() == ["1.0.2", "1.1.2", "1.2.2"]
-
-
-# --------------------------------------------------------------------------------------------------------- growth
 
 
 def test_an_elastic_gang_grows_one_by_one_up_to_all_and_no_further():
@@ -205,9 +199,6 @@ def test_a_gang_that_is_being_cancelled_does_not_grow():
     assert grown(harness, "n2") == []
     harness.see("1.0.1", "failed", 143)
     assert (harness.state(), harness.used()) == ("cancelled", {"n1": {}, "n2": {}})
-
-
-# ----------------------------------------------------------------------------------------------------------- loss
 
 
 def test_a_lost_member_does_not_stop_an_elastic_gang_while_enough_remain():

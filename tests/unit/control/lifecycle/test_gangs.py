@@ -25,9 +25,6 @@ def live(harness: Harness, job: int = 1) -> list[str]:
     return sorted(run.id for run in harness.controller.cluster.live_runs(job))
 
 
-# -------------------------------------------------------------------------------------------- partial start
-
-
 def test_a_gang_starts_with_as_many_as_fit_if_they_are_enough():
     harness = a_harness(3)
     harness.submit(1, count=5, min_count=2)
@@ -57,9 +54,6 @@ def test_start_orders_have_the_addresses_of_the_gang_if_known():
     by_rank = {order.run.rank: order.run.node for order in orders(harness).values()}
     told = {order.addresses for order in orders(harness).values()}
     assert told == {tuple({"n1": "10.0.0.1", "n2": "10.0.0.2"}[by_rank[rank]] for rank in (0, 1))}
-
-
-# -------------------------------------------------------------------------------------------- growth and shrink
 
 
 def test_an_elastic_gang_takes_in_more_when_room_appears():
@@ -124,9 +118,6 @@ def test_a_shrunk_gang_succeeds_with_the_remaining_members():
     for run in live(harness):
         harness.see(run, "succeeded", 0)
     assert harness.state() == "succeeded"
-
-
-# -------------------------------------------------------------------------------------------------- repair
 
 
 def test_a_lost_member_is_replaced_before_anyone_else_gets_its_room():
@@ -215,9 +206,6 @@ def test_a_gang_that_may_not_be_restarted_is_not_repaired_either():
     assert harness.stopped() == ["1.0.1"]
 
 
-# ------------------------------------------------------------------------------------------------- assembly
-
-
 def test_a_gang_whose_members_do_not_all_run_in_time_lets_go_of_everything():
     harness = a_harness(1, 1)
     harness.submit(1, count=2, gang=GangRules(assembly_timeout_ms=5000))
@@ -241,9 +229,6 @@ def test_a_gang_that_is_together_in_time_is_left_alone():
     running(harness, "1.0.1", "1.1.1")
     harness.later(60_000)
     assert harness.stopped() == []
-
-
-# ----------------------------------------------------------------------------------------------- checkpoints
 
 
 def test_work_is_saved_before_a_run_is_moved_but_not_when_it_is_cancelled():

@@ -173,9 +173,6 @@ def test_a_lost_node_loses_its_runs_and_they_go_elsewhere():
     assert gone not in harness.used()
 
 
-# ------------------------------------------------------------------------------------------------ gangs
-
-
 def _gang() -> Harness:
     harness = a_harness(2, 2)
     harness.submit(1, tasks=[a_task("head", cpu="1"), a_task("worker", cpu="1", count=2)])
@@ -215,9 +212,6 @@ def test_a_lost_member_stops_its_siblings_and_the_gang_starts_again_whole():
     assert harness.started() == [], "gangs pause longer"
     harness.later(2000)
     assert harness.started() == ["1.0.2", "1.1.2", "1.2.2"]
-
-
-# ------------------------------------------------------------------------------------- cancel and requeue
 
 
 @pytest.mark.parametrize("state", ["pending", "held"])
@@ -313,9 +307,6 @@ def test_work_that_finishes_during_a_drain_has_finished():
     assert harness.state() == "succeeded"
 
 
-# --------------------------------------------------------------------------------------------- old news
-
-
 @pytest.mark.parametrize("late", ["running", "succeeded", "failed", "stopped", "lost"])
 def test_news_of_a_job_that_has_ended_changes_nothing(late):
     harness = a_harness(4)
@@ -355,9 +346,6 @@ def test_a_run_that_stopped_without_an_order_has_failed():
     harness.submit(1)
     harness.see("1.0.1", "stopped", 137, reason_code="killed", reason="killed by signal 9")
     assert (harness.runs["1.0.1"].state, harness.state()) == ("failed", "failed")
-
-
-# ------------------------------------------------------------------------------------ hold and timeouts
 
 
 def test_a_held_job_waits_until_it_is_released():

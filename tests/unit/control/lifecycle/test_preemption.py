@@ -30,9 +30,6 @@ def _goes(harness: Harness, *runs: str) -> None:
         harness.see(run, "failed", 143)
 
 
-# ------------------------------------------------------------------------------------- not room alone
-
-
 def test_the_holder_of_a_port_is_preempted_even_if_there_is_capacity_for_both():
     harness = a_harness(8)
     _run(harness, 1, cpu="1", priority="low")
@@ -117,9 +114,6 @@ def test_the_second_member_is_helped_by_what_is_left_after_the_first():
     assert len(harness.stopped()) == 2
 
 
-# -------------------------------------------------------------------------------------- work that is saved
-
-
 @pytest.mark.parametrize("saved_ms", [0, 500_000], ids=["never saved", "saved a moment ago"])
 def test_work_lost_is_counted_from_the_last_checkpoint(saved_ms):
     harness = a_harness(2)
@@ -141,9 +135,6 @@ def test_a_victim_with_a_checkpoint_hook_loses_no_work():
     _run(harness, 2, cpu="1", priority="low")
     harness.submit(9, cpu="1", priority="high")
     assert harness.stopped() == ["1.0.1"]
-
-
-# -------------------------------------------------------------------------------------- gangs that can shrink
 
 
 def test_members_that_a_gang_can_do_without_go_first_and_alone():

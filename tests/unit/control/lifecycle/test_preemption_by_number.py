@@ -62,9 +62,6 @@ def _goes(harness: Harness, *runs: str) -> None:
         harness.see(run, "failed", 143)
 
 
-# ---------------------------------------------------------------------------------------------- who and whom
-
-
 @pytest.mark.parametrize(
     ("who", "whom", "may"),
     [
@@ -137,9 +134,6 @@ def test_the_holder_of_the_port_is_preempted_and_not_a_lower_job():
     assert harness.stopped() == ["2.0.1"]
 
 
-# ---------------------------------------------------------------------------------------------- the least harm
-
-
 @pytest.mark.parametrize("names", [("n1", "n2"), ("n2", "n1")], ids=["in order", "whatever the names"])
 @pytest.mark.parametrize(
     ("stay", "go"),
@@ -179,9 +173,6 @@ def test_the_latest_start_is_preempted_regardless_of_lost_work():
     harness.see("1.0.1", "running", checkpoint_ms=harness.now_ms)
     harness.submit(9, cpu="1", priority=5)
     assert harness.stopped() == ["2.0.1"]
-
-
-# -------------------------------------------------------------------------------------------------- budgets
 
 
 def test_a_budget_is_respected_if_that_can_be_done():
@@ -261,9 +252,6 @@ def test_classes_with_a_guard_stay_classes():
     assert harness.stopped() == ["2.0.1"]  # 500 is of its own class: the budget is passed
     harness.submit(10, cpu="1", priority=250)
     assert harness.stopped() == []
-
-
-# ------------------------------------------------------------------------------------ room held for a lower one
 
 
 def test_a_higher_one_takes_the_room_that_is_held_for_a_lower_which_queues_again():
@@ -376,9 +364,6 @@ def test_a_look_leaves_holds_as_they_are():
     assert "1" in told.summary
     assert harness.used() == before
     assert set(harness.controller.preemption.holds) == {8}
-
-
-# ----------------------------------------------------------------------------------------------- settings
 
 
 def test_numbers_count_from_the_moment_that_the_policy_says_so_and_budgets_stay():

@@ -30,9 +30,6 @@ def _where(harness: Harness, job: int) -> list[str]:
     return sorted(run.node for run in harness.runs.values() if run.job == job and run.state in ("placed", "running"))
 
 
-# --------------------------------------------------------------------------------------------- any room
-
-
 def test_a_preemptor_starts_on_a_node_that_joins_while_its_victim_still_stops():
     harness = filled(1)
     harness.submit(9, cpu="1", priority="high")
@@ -171,9 +168,6 @@ def test_of_many_preemptors_of_one_kind_each_finds_what_has_become_free_on_its_o
         harness.now_ms += 1000
         harness.see(f"{ends}.0.1", "succeeded", 0)
         assert harness.started() == [f"{held[node]}.0.1"]
-
-
-# ----------------------------------------------------------------------------------------------- withdrawn stops
 
 
 def test_a_victim_that_is_not_needed_stays_if_its_stop_order_was_not_sent():

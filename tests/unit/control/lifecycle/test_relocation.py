@@ -141,9 +141,6 @@ def test_a_gang_leaves_all_its_nodes():
     assert not came & left
 
 
-# ------------------------------------------------------------------------------------------------- drain
-
-
 def test_a_drained_job_saves_its_work_and_continues_on_held_capacity():
     harness = on_the_first(1, 1, checkpoint=SAVES)
     submitted = harness.jobs[1].submitted_ms

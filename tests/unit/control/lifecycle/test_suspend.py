@@ -133,9 +133,6 @@ def test_a_lost_node_does_not_resume_suspended_jobs():
     assert (harness.state(), harness.reason()[0]) == ("held", "SUSPENDED")
 
 
-# -------------------------------------------------------------------------------------- saving in between
-
-
 def test_a_checkpoint_request_reaches_every_run():
     harness = a_running(1, 1, cpu="1", count=2, checkpoint=SAVES)
     harness.learn(JobCheckpointRequested(1))

@@ -46,9 +46,6 @@ def _never(_):
     return False
 
 
-# ---------------------------------------------------------------------------------------------- queues
-
-
 def test_fifo_is_in_order_of_submission_whatever_the_priority():
     line = _line("fifo")
     _add(line, _gang(1, at=30, priority="critical"), _gang(2, at=10, priority="low"), _gang(3, at=20))
@@ -174,9 +171,6 @@ def test_tenants_are_told_apart_by_the_key(key, one, other):
     assert _by_tenant(_try_all(line)) in ("rbrbrb", "brbrbr")
 
 
-# -------------------------------------------------------------------------------------------- sleeping
-
-
 def test_a_refused_head_puts_its_equals_to_sleep():
     line = _line()
     _add(line, *(_gang(id, cpu="8") for id in range(1, 1000)), _gang(1000, cpu="1"))
@@ -256,9 +250,6 @@ def test_a_refusal_can_be_read_while_it_lasts():
     assert line.refusal_of(gang) is None
 
 
-# --------------------------------------------------------------------------------------------- backoff
-
-
 def test_one_in_its_pause_is_not_tried_before_its_time_and_the_others_go_on():
     line = _line()
     _add(line, _gang(1), not_before_ms=500, now_ms=100)
@@ -290,9 +281,6 @@ def test_one_that_steps_aside_lets_its_equals_pass():
     line.back_off(first, 1000)
     assert next(ready).id == 2
     assert line.backing_off_until(1) == 1000
-
-
-# ---------------------------------------------------------------------------------------------- cancel
 
 
 @pytest.mark.parametrize("gone", [1, 2, 3], ids=["the head", "the middle", "the tail"])
@@ -333,9 +321,6 @@ def test_leaving_twice_or_never_having_been_there_is_nothing():
     assert line.remove(7) is None
 
 
-# -------------------------------------------------------------------------------------------- position
-
-
 def test_the_position_counts_gangs_ahead():
     line = _line("priority")
     gangs = {1: _gang(1, at=1, priority="low"), 2: _gang(2, at=2, priority="high"), 3: _gang(3, at=3, priority="low")}
@@ -350,9 +335,6 @@ def test_the_position_in_a_fair_queue_is_the_order_of_tries():
     order = sorted(gangs, key=line.position)
     assert [line.position(gang) for gang in order] == list(range(1, 13))
     assert [gang.id for gang in order] == _try_all(line)
-
-
-# --------------------------------------------------------------------------------- with the controller
 
 
 def test_a_waiting_job_starts_when_a_run_ends():

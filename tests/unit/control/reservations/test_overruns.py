@@ -43,9 +43,6 @@ def at_the_promised_time(harness: Harness) -> None:
     harness.see("1.0.1", "succeeded", 0)
 
 
-# ----------------------------------------------------------------------------------------------- promised room
-
-
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
 def test_a_backfilled_overrun_is_stopped_at_the_reserved_start(backfill):
     harness = ahead(backfill=backfill)
@@ -177,9 +174,6 @@ def test_only_needed_overruns_are_stopped():
 def test_a_queue_accepts_let_and_stop():
     with pytest.raises(InvalidInput, match="'kill'"):
         a_line("kill")
-
-
-# ----------------------------------------------------------------------------------------------- reserved room
 
 
 def reserve(

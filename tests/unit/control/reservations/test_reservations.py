@@ -36,9 +36,6 @@ def nodes_of(reservation: Reservation) -> list[str]:
     return [node for node, _ in reservation.places]
 
 
-# ------------------------------------------------------------------------------------------------ choosing
-
-
 def test_whole_nodes_are_reserved_if_no_amounts_are_named():
     reservation = reserve(a_harness(4), count=1)
     assert reservation.places == (("n1", amounts(4, "64Gi")),)
@@ -117,9 +114,6 @@ def test_runs_that_may_not_be_over_in_time_are_named():
     ]  # fmt: skip
     part = reserve(harness, "part", start=100 * MINUTE, length=MINUTE, request=amounts(1), project="web")
     assert late_runs(harness.controller.cluster, part, harness.now_ms) == [], "there is room beside job 1"
-
-
-# ------------------------------------------------------------------------------------------------ honouring
 
 
 def lines() -> dict[str, Any]:

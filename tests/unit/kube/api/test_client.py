@@ -227,8 +227,6 @@ def test_retries_are_bounded():
     asyncio.run(story())
 
 
-# ------------------------------------------------------------------------------------------------ streams
-
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

@@ -304,9 +304,6 @@ def test_other_tasks_run_while_a_big_list_is_decoded():
     assert asyncio.run(story()) >= 6
 
 
-# -------------------------------------------------------------------------------- whatever an object holds
-
-
 DEEP = '{"a":' * 5000 + "1" + "}" * 5000
 
 
@@ -353,9 +350,6 @@ def test_an_undecodable_object_is_named_and_the_others_are_delivered(odd: str, n
         f"ADDED cannot be read: {name}", "listed a", f"MODIFIED cannot be read: {name}", "ADDED b",
     ]  # fmt: skip
     assert (played.reflector.faults, played.reflector.lists, played.reflector.undecodable) == (0, 1, 2)
-
-
-# ------------------------------------------------------------------------------------ what can be done without
 
 
 @pytest.mark.parametrize("status", [403, 500, 0])

@@ -124,9 +124,6 @@ def test_our_own_annotation_is_no_change_of_a_pod():
     assert cluster.parts.pods.has_work
 
 
-# ------------------------------------------------------------------------------------------------ finished pods
-
-
 def _finished(name: str, *, seconds: int, scheduler: str = "hodei") -> FinishedPod:
     ended = f"2026-09-21T13:{seconds // 60:02}:{seconds % 60:02}Z"
     plain = {

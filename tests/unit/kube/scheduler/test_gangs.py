@@ -210,9 +210,6 @@ def test_how_many_are_missing():
     assert missing_count(group, {"driver": 1, "worker": 3}) == 0
 
 
-# ------------------------------------------------------------------------------------------------ gathering
-
-
 def _in_group(name, size="3", **fields):
     return a_pod(name, annotations={"pod-group": "g", "pod-group-size": size}, **fields)
 

@@ -61,9 +61,6 @@ def test_a_placed_gang_is_split_into_jobs_without_a_cancellation_or_a_stop() -> 
     assert sorted(controller.cluster.jobs) == sorted(cluster.job(f"ring-{number}") for number in range(3))
 
 
-# ------------------------------------------------------------------------------------------- members that are over
-
-
 def test_the_last_pod_of_a_job_starts_when_all_before_it_have_succeeded() -> None:
     cluster = a_cluster()
     for name in the_ring(cluster):
@@ -120,9 +117,6 @@ def test_a_deleted_ended_member_does_not_count_any_more() -> None:
     assert past.of(("annotation", "ns", "ring")) == []
 
 
-# ------------------------------------------------------------------------------------------- replacements
-
-
 def test_a_replacement_of_a_lost_member_comes_before_all_others_of_its_priority() -> None:
     cluster = a_cluster()
     the_ring(cluster)
@@ -160,9 +154,6 @@ def test_a_higher_pod_still_comes_before_a_replacement() -> None:
     cluster.step()
     assert cluster.node_of("high")
     assert not cluster.node_of("ring-new")
-
-
-# ------------------------------------------------------------------------------------------- whose place is taken
 
 
 def stopped(cluster: FakeCluster) -> set[str]:
@@ -274,9 +265,6 @@ def test_pods_without_their_gang_are_single_again() -> None:
     cluster.pod("high", priority=9)
     cluster.step()
     assert len(stopped(cluster)) == 1
-
-
-# ------------------------------------------------------------------------------------------------- time that is up
 
 
 def codes(cluster: FakeCluster, name: str) -> list[str]:

@@ -83,9 +83,6 @@ def scheduler() -> PodScheduler:
     return made
 
 
-# --------------------------------------------------------------------------------------------------- one pod
-
-
 def test_a_pod_of_ours_is_placed_and_counts_from_then_on(scheduler: PodScheduler):
     scheduler.pod("a")
     assert scheduler.place() == {"a": "n1"}
@@ -168,9 +165,6 @@ def test_a_pod_bound_elsewhere_by_another_scheduler_counts_there(scheduler: PodS
     assert (scheduler.used(mine), scheduler.used(other)) == (0, 3000)
 
 
-# ---------------------------------------------------------------------------------------------------- nodes
-
-
 def test_pods_of_a_node_that_is_deleted_and_returns_count_again(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3", nodeName="n1")
     scheduler.step()
@@ -223,9 +217,6 @@ def test_capacity_taken_by_another_scheduler_is_noticed_before_the_binding(sched
     assert scheduler.pods.lacking_resource(scheduler.entry("a")) == "cpu"
 
 
-# ---------------------------------------------------------------------------------------------------- gangs
-
-
 def test_a_gang_waits_until_complete_and_is_then_split_into_jobs(scheduler: PodScheduler):
     scheduler.pod("a", annotations=RING)
     assert scheduler.place() == {}
@@ -271,9 +262,6 @@ def test_two_groups_of_one_name_in_two_namespaces_are_two(scheduler: PodSchedule
     assert scheduler.place() == {}
 
 
-# -------------------------------------------------------------------------------------------------- storage
-
-
 def test_a_pod_with_claims_is_translated_again_when_storage_changes(scheduler: PodScheduler):
     cache = scheduler.parts.cache
     scheduler.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
@@ -295,9 +283,6 @@ def test_a_pod_with_claims_is_translated_again_when_storage_changes(scheduler: P
     volume = {"metadata": {"name": "pv"}, "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]}}
     cache.volumes.changed("ADDED", from_builtins(volume, Volume))
     assert scheduler.place() == {"a": "n1"}
-
-
-# ------------------------------------------------------------------------------------------ what pods are told
 
 
 def pending_message(scheduler: PodScheduler, name: str) -> str:

@@ -93,9 +93,6 @@ def test_a_pod_that_was_placed_meanwhile_gets_no_report() -> None:
     assert scheduler.due_reports(PAUSE_MS) == 0
 
 
-# ------------------------------------------------------------------------------------------------ in order
-
-
 class SlowPodApi:
     """Each condition is written only when the test allows it."""
 

@@ -104,9 +104,6 @@ def test_timestamps_of_pods_are_limited_to_the_last_year(stamp: str):
     assert cluster.node_of("sane") == "a"
 
 
-# ------------------------------------------------------------------------------------------------- the shelf
-
-
 def shelf_of(moved: Any, key: Any = by_name) -> tuple[Indexer[Any], Refusals]:
     made: Indexer[Any] = Indexer(key, moved, lambda: None)
     made.resource = "/api/v1/nodes"

@@ -192,9 +192,6 @@ def test_a_claim_takes_only_volumes_that_its_selector_matches():
     assert volume_on(KubeNode(), claim, Storage(volumes={"a": volume("a", "slow")})) is None
 
 
-# ---------------------------------------------------------------------------------- storage that drivers publish
-
-
 def _using(claim):
     return {"name": claim, "persistentVolumeClaim": {"claimName": claim}}
 
@@ -266,9 +263,6 @@ def test_a_free_volume_is_used_where_no_capacity_is_left():
     assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n3"]
 
 
-# -------------------------------------------------------------------------------------- what cannot be read
-
-
 def _odd_volume(**spec):
     plain = {"storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], **spec}
     return from_builtins({"metadata": {"name": "odd"}, "spec": plain}, Volume)
@@ -309,9 +303,6 @@ def test_unreadable_capacity_is_ignored_and_does_not_block_others(odd):
     table = a_table(*(a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()))
     hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
     assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n1", "n3"]
-
-
-# --------------------------------------------------------------------------------------- claims that compete
 
 
 def _cluster(*volumes, claims=2):
