@@ -68,10 +68,11 @@ class Desk(RunRecorder):
 def agent_pid(home: Path) -> int:
     """The process that holds the lock of the agent's home; 0 if none does."""
     lock = (home / "lock").stat()
-    with open("/proc/locks") as locks:
-        for line in locks:
+    # A read of /proc/locks may skip entries while other locks come and go, so one read proves no absence.
+    for _ in range(5):
+        for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
-            if "FLOCK" in fields and fields[-3].endswith(f":{lock.st_ino}"):
+            if "FLOCK" in fields and "->" not in fields and fields[-3].endswith(f":{lock.st_ino}"):
                 return int(fields[-4])
     return 0
 

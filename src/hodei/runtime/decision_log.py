@@ -81,6 +81,7 @@ class DecisionLog:
         self._failed_s: float | None = None
         self._state_worker = ForkWorker(1, nice=10, limit_s=600)
         self._writing_state: asyncio.Task[None] | None = None
+        self._state_number = 0  # the segment whose state is written now or was written last
         path.parent.mkdir(parents=True, exist_ok=True)
         self._number = 1 + max((segment.number for segment in closed_segments(path)), default=0)
         if path.exists() and path.stat().st_size:
@@ -173,6 +174,7 @@ class DecisionLog:
         self._prune()
         if self._writing_state is None or self._writing_state.done():
             state = self._state_worker.run_now(partial(dump, controller))
+            self._state_number = self._number
             self._writing_state = asyncio.ensure_future(self._write_state(state, self._number))
 
     async def _write_state(self, state: asyncio.Future[bytes], number: int) -> None:
@@ -209,7 +211,6 @@ class DecisionLog:
 
     def _prune(self) -> None:
         """Deletes the oldest segments, so that all of them stay within the bound when this one is full."""
-        sizes = {}
         closed = closed_segments(self._path)
         kept = {self._number, *(segment.number for segment in closed)}
         for each in self._path.parent.glob(f"{self._path.name}.*.state*"):
@@ -217,16 +218,29 @@ class DecisionLog:
             number = each.name[len(self._path.name) + 1 :].partition(".state")[0]
             if number.isdecimal() and int(number) not in kept:
                 self._attempt(partial(each.unlink, missing_ok=True))
-        for segment in closed:
-            files = (segment.path, state_path(self._path, segment.number))
-            sizes[files] = sum(_size(each) for each in files)
-        room = self._max_bytes - self._segment_bytes - _size(state_path(self._path, self._number))
-        for files in list(sizes):
-            if sum(sizes.values()) <= room:
+        sizes = {segment: _size(segment.path) + _size(state_path(self._path, segment.number)) for segment in closed}
+        budget = self._max_bytes - self._segment_bytes - _size(state_path(self._path, self._number))
+        excess = sum(sizes.values()) - budget
+        deleted = False
+        for segment, size in sizes.items():
+            # A segment without a state can be replayed only after the one before it, so it is deleted with that one.
+            if excess <= 0 and not (deleted and self._needs_previous(segment)):
                 break
-            for each in files:
+            for each in (segment.path, state_path(self._path, segment.number)):
                 self._attempt(partial(each.unlink, missing_ok=True))
-            del sizes[files]
+            excess -= size
+            deleted = True
+
+    def _needs_previous(self, segment: Segment) -> bool:
+        """Whether a closed segment continues the one before it and has no state of its own, now or soon."""
+        if segment.number == self._state_number or state_path(self._path, segment.number).exists():
+            return False
+        start = b'{"hodei_decision_log":%d,' % CONTINUED
+        try:
+            with segment.path.open("rb") as file:
+                return file.read(len(start)) == start
+        except OSError:
+            return False
 
     def _redact_all(self, facts: Sequence[Fact]) -> list[Fact]:
         return [self._redact(fact) if type(fact) in _WITH_SECRETS else fact for fact in facts]

@@ -81,6 +81,19 @@ def test_states_without_their_segment_are_deleted_and_nothing_to_decide_is_an_er
     assert "identical" not in said.out
 
 
+def test_a_segment_without_a_state_is_deleted_with_the_one_it_continues(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    for number, first_line in (
+        (1, b'{"hodei_decision_log":1,'),
+        (2, b'{"hodei_decision_log":2,'),
+        (3, b'{"hodei_decision_log":2,'),
+    ):
+        path.with_name(f"{path.name}.{number}").write_bytes(first_line + b"x" * 20_000)
+    state_path(path, 3).write_bytes(b"state")
+    DecisionLog(path, SchedulingConfig(), 0, max_bytes=60_000).close()
+    assert [segment.number for segment in closed_segments(path)] == [3]
+
+
 def test_a_backend_that_was_never_reached_does_not_keep_a_segment_from_its_state(tmp_path):
     path = tmp_path / "decisions.jsonl"
 
