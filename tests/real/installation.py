@@ -293,7 +293,8 @@ class Installation:
         if not self.faults_expected:
             assert "Traceback" not in said, said
         agent_log = self.agent_home / "agent.log"
-        assert "Traceback" not in (agent_log.read_text() if agent_log.exists() else "")
+        agent_output = agent_log.read_text(errors="replace") if agent_log.exists() else ""
+        assert "Traceback" not in agent_output, agent_output
 
 
 def _end(pid: int, home: Path, *, group: bool = False) -> None:

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,23 @@ def test_a_terminated_agent_exits_and_its_runs_continue(tmp_path):
             assert (await desk.end_of("1.0.1")).exit_code == 7
 
     asyncio.run(story())
+
+
+def test_repeated_stop_signals_end_an_agent_without_a_traceback(tmp_path):
+    for number in range(5):
+        home = tmp_path / str(number)
+        command = [sys.executable, "-m", "hodei.agent", "--home", str(home)]
+        agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            asyncio.run(until((home / "agent.sock").exists))
+            deadline = time.monotonic() + DEADLINE_S
+            while agent.poll() is None and time.monotonic() < deadline:
+                agent.send_signal(signal.SIGTERM)
+                time.sleep(0.0005)  # more signals than the event loop can read would fill its pipe
+        finally:
+            agent.kill()
+            _, errors = agent.communicate()
+        assert (agent.returncode, errors) == (0, "")
 
 
 def test_a_wrapper_that_cannot_write_its_first_line_does_not_start_the_command(tmp_path):

@@ -18,6 +18,7 @@ from hodei.agent.limits import Cgroups
 from hodei.agent.runs import Runs
 from hodei.agent.service import Connection, Service
 from hodei.agent.spawn import remove_file
+from hodei.process import call_on_stop_signal
 
 ALREADY_RUNNING = 3
 SOCKET_PATH_LIMIT = 107
@@ -50,8 +51,7 @@ async def _serve(home: str, linger_s: float, keep_logs_s: float) -> None:
     service = Service(runs, linger_s, keep_logs_s)
     recover(runs)
     loop.add_signal_handler(signal.SIGCHLD, runs.reap)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.done.set)
+    call_on_stop_signal(service.done.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener, path = _listen(home)
     server = await loop.create_unix_server(lambda: Connection(service), sock=listener)

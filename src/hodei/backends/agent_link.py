@@ -15,9 +15,9 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from hodei.detached_process import DetachedProcess
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import RunObserved
+from hodei.process import DetachedProcess
 
 LINE_LIMIT = 64 << 20
 

@@ -226,7 +226,7 @@ def _exec(module: str, args: list[str]) -> NoReturn:
 
 def _start_detached(home: str | None, args: list[str], timeout_s: float, output: str) -> None:
     from hodei.client.transport import home_dir, read_server_file
-    from hodei.detached_process import DetachedProcess
+    from hodei.process import DetachedProcess
 
     home_path = home_dir(home)
     running = read_server_file(home_path)

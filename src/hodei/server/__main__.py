@@ -30,6 +30,7 @@ from hodei.extensions import AUTHENTICATORS, make
 from hodei.model.config import Config, LimitsConfig
 from hodei.model.errors import Conflict, HodeiError, InvalidInput
 from hodei.model.resources import parse_duration_ms
+from hodei.process import call_on_stop_signal
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
 from hodei.server.home import CONFIG_FILES, LogFile, check_store_exists, lock_home, prepare_home
@@ -258,9 +259,8 @@ def _stop_on_signals(service: Service, server: Server) -> asyncio.Event:
         service.loop.begin_shutdown()
         server.should_exit = True
 
+    call_on_stop_signal(stop)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
     reloads: set[asyncio.Task[None]] = set()  # the event loop holds only weak references to tasks
 
     def reload() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hodei.cli import serve
-from hodei.detached_process import DetachedProcess
+from hodei.process import DetachedProcess
 
 # Stands in for a server: says where it is, answers /readyz, ends on TERM. What a real one does is not shown here.
 SERVER = """
@@ -113,7 +113,7 @@ def stand_in(tmp_path: Path, monkeypatch):
             super().__init__(command, log)
             started.append(self)
 
-    monkeypatch.setattr("hodei.detached_process.DetachedProcess", Recorded)
+    monkeypatch.setattr("hodei.process.DetachedProcess", Recorded)
     yield started
     for process in started:
         if process.poll() is None:

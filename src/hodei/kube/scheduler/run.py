@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -53,6 +52,7 @@ from hodei.model.facts import Fact, HistoryRestored
 from hodei.model.job import JobSpec
 from hodei.plugins.registry import build_profile, implied_plugins, queue_options
 from hodei.plugins.volumes import Volumes
+from hodei.process import call_on_stop_signal
 from hodei.runtime.clock import SystemClock
 from hodei.wiring import make_estimator
 
@@ -264,9 +264,7 @@ async def run(access: Access, options: Options, listen: tuple[str, int], electio
     """The exit code: 0 after a signal, 1 if the lead was lost or a part has failed."""
     stopping, health, scheduler = asyncio.Event(), Health(), build_scheduler(options)
     supervisor = Supervisor(stopping.set)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    call_on_stop_signal(stopping.set)
     health.metrics = scheduler.metrics.render
     health.problems = lambda: [supervisor.failure] if supervisor.failure else []
     async with serve_health(health, *listen) as http_server, connected(access) as api:

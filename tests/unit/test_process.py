@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from hodei.backends.agent_link import AgentSupervisor
-from hodei.detached_process import UNKNOWN_EXIT_CODE, DetachedProcess
+from hodei.process import UNKNOWN_EXIT_CODE, DetachedProcess
 
 
 @pytest.fixture

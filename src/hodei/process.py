@@ -1,14 +1,12 @@
-"""A process that outlives the one that starts it: the host agent, and the server of `hodei up -d`.
-
-`subprocess.Popen` does not fit: it warns (ResourceWarning) when the handle of a running process is dropped, which is
-intended here.
-"""
+"""Starting a process that outlives this one, and stopping this one on a signal."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 # Reported when another part of this process has already collected the exit status.
@@ -19,7 +17,11 @@ _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class DetachedProcess:
-    """Runs `command` in a session of its own, with stdout and stderr appended to `log`. OSError if it cannot start."""
+    """Runs `command` in a session of its own, with stdout and stderr appended to `log`. OSError if it cannot start.
+
+    `subprocess.Popen` does not fit the host agent and `hodei up -d`: it warns (ResourceWarning) when the handle of a
+    running process is dropped, which is intended there.
+    """
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.exit_code: int | None = None
@@ -53,3 +55,19 @@ def _inheritable_fds() -> list[int]:
             if fd > 2 and os.get_inheritable(fd):
                 found.append(fd)
     return found
+
+
+def call_on_stop_signal(stop: Callable[[], object]) -> None:
+    """Calls `stop` once, in the running event loop, on SIGTERM or SIGINT. Later ones are ignored: the process is about to
+    exit, and an event loop that is being closed answers a signal with a traceback."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def on_signal() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+        stop()
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
