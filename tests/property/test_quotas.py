@@ -55,15 +55,15 @@ def happen(harness, what, number):
     live = sorted(run.id for run in harness.runs.values() if run.state not in RUN_ENDED)
     if what in ("end", "fail", "stop") and live:
         state = {"end": "succeeded", "fail": "failed", "stop": "stopped"}[what]
-        harness.see(live[number % len(live)], state, 0 if what == "end" else 1)
+        harness.observe(live[number % len(live)], state, 0 if what == "end" else 1)
     elif what == "cancel" and harness.jobs:
-        harness.learn(JobCancelled(sorted(harness.jobs)[number % len(harness.jobs)]))
+        harness.step(JobCancelled(sorted(harness.jobs)[number % len(harness.jobs)]))
     elif what == "lose":
-        harness.learn(NodeLost(f"n{1 + number % 2}"))
+        harness.step(NodeLost(f"n{1 + number % 2}"))
     elif what == "join":
-        harness.learn(NodeJoined(NODES[number % 2]))
+        harness.step(NodeJoined(NODES[number % 2]))
     elif what == "wait":
-        harness.later(1000 * number)
+        harness.advance(1000 * number)
     elif what == "restart":
         harness.restart(*NODES)
 

@@ -15,7 +15,7 @@ from hodei.engine.view import Member, View
 from hodei.model.facts import NodeJoined, NodeLost, Reconfigured
 from hodei.plugins.registry import PLUGINS
 from property.examples import examples
-from unit.control.configured import Configured, scheduling
+from unit.control.configured import ConfiguredHarness, scheduling
 
 SETTINGS = """
 [scheduling.preemption]
@@ -55,7 +55,7 @@ events = st.lists(
 @examples(150)
 @given(events)
 def test_no_job_starts_before_one_ahead_of_it_with_an_equal_or_smaller_request(story: list[tuple[str, Any]]) -> None:
-    harness = Configured(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
+    harness = ConfiguredHarness(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
     last = 0
     for what, detail in story:
         note(f"{what} {detail}")
@@ -68,7 +68,7 @@ def test_no_job_starts_before_one_ahead_of_it_with_an_equal_or_smaller_request(s
             if live:
                 run = live[detail % len(live)]
                 end = ("succeeded", 0) if what == "end" else ("failed", 1)
-                _learn(harness, lambda run=run, end=end: harness.see(run, *end))
+                _learn(harness, lambda run=run, end=end: harness.observe(run, *end))
         elif what == "pass":
             end_ms = harness.now_ms + detail
             while (due := harness.controller.next_wakeup_ms(harness.now_ms)) is not None and due <= end_ms:
@@ -76,15 +76,15 @@ def test_no_job_starts_before_one_ahead_of_it_with_an_equal_or_smaller_request(s
                 _learn(harness, harness.learn)
             harness.now_ms = end_ms
         elif what == "lose":
-            _learn(harness, lambda node=f"n{detail}": harness.learn(NodeLost(node)))
+            _learn(harness, lambda node=f"n{detail}": harness.step(NodeLost(node)))
         elif what == "join":
             node = a_node(f"n{detail}", 4 - detail, "8Gi")
-            _learn(harness, lambda node=node: harness.learn(NodeJoined(node)))
+            _learn(harness, lambda node=node: harness.step(NodeJoined(node)))
         else:
-            _learn(harness, lambda toml=detail: harness.learn(Reconfigured(scheduling(toml))))
+            _learn(harness, lambda toml=detail: harness.step(Reconfigured(scheduling(toml))))
 
 
-def _learn(harness: Configured, do: Any) -> None:
+def _learn(harness: ConfiguredHarness, do: Any) -> None:
     """One step, after which nobody may wait in vain behind one who has just started."""
     do()
     line = harness.controller.queues["default"]
@@ -124,14 +124,14 @@ def test_while_a_plugin_fails_no_job_is_retried_less_often_than_a_later_one(
     Flaky.broken = True
     PLUGINS["flaky"] = Flaky
     try:
-        harness = Configured('[scheduling.profiles.default]\nplugins = ["flaky"]\n', a_node("n1", 64))
+        harness = ConfiguredHarness('[scheduling.profiles.default]\nplugins = ["flaky"]\n', a_node("n1", 64))
         line = harness.controller.queues["default"]
         since: dict[int, dict[int, int]] = {}
         for id, (pause, priority) in enumerate(arrivals, 1):
-            harness.until(pause)
+            harness.run_for(pause)
             since[id] = {other: gang.attempts for other, gang in line.gangs.items()}
             harness.submit(id, priority=priority)
-        harness.until(ms)
+        harness.run_for(ms)
         order = {id: (-gang.job.priority, gang.submitted_ms, id) for id, gang in line.gangs.items()}
         for behind, before in since.items():
             again = line.gangs[behind].attempts - 1  # the first is no try again
@@ -146,11 +146,11 @@ def test_while_a_plugin_fails_no_job_is_retried_less_often_than_a_later_one(
 def test_a_retry_does_not_invert_priorities() -> None:
     """As it goes wrong elsewhere: an important job is refused again and again, its pause doubles each time, and when room
     is freed at last it sleeps while an unimportant one that has just arrived takes it."""
-    harness = Configured(SETTINGS, a_node("n1", 1))
+    harness = ConfiguredHarness(SETTINGS, a_node("n1", 1))
     harness.submit(1, priority="low")
     harness.submit(2, priority="high")
     for _ in range(20):
-        harness.until(30_000)  # it has been refused whenever it was tried
+        harness.run_for(30_000)  # it has been refused whenever it was tried
     harness.submit(3, priority="scavenger")
-    harness.see("1.0.1", "succeeded", 0)
+    harness.observe("1.0.1", "succeeded", 0)
     assert harness.started() == ["2.0.1"]

@@ -35,7 +35,7 @@ def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
     adopt(live, fresh, now_ms)
     removed = [name for name in before if name not in live.queues]
     new = [name for name in live.queues if name not in before]
-    live.cluster.emit("config.changed", now_ms, number=fact.number, how=fact.how, new=new, gone=removed)
+    live.cluster.emit("config.changed", now_ms, number=fact.number, how=fact.how, added=new, removed=removed)
 
 
 def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:

@@ -1,6 +1,6 @@
-"""A controller that is built from a configuration as an operator writes it.
+"""A harness whose controller is built from a TOML configuration.
 
-Its store keeps the spec that a job was submitted with, and not what escalation made of it.
+Its store keeps the submitted spec of a job, without the changes by escalation.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ def scheduling(toml: str) -> SchedulingConfig:
     return msgspec.toml.decode(toml, type=Config).scheduling
 
 
-class Configured(Harness):
+class ConfiguredHarness(Harness):
     def __init__(self, toml: str, *nodes: Any) -> None:
         super().__init__()
         self.config = scheduling(toml)
         self.controller = make_controller(self.config)
         if nodes:
-            self.learn(*(NodeJoined(node) for node in nodes))
+            self.step(*(NodeJoined(node) for node in nodes))
 
-    def learn(self, *facts: Fact) -> Step:
+    def step(self, *facts: Fact) -> Step:
         submitted = {id: job.spec for id, job in self.jobs.items()}
-        done = super().learn(*facts)
+        done = super().step(*facts)
         for id, spec in submitted.items():
             self.jobs[id] = structs.replace(self.jobs[id], spec=spec)
         return done
 
     def reconfigure(self, toml: str) -> Step:
         self.config = scheduling(toml)
-        return self.learn(Reconfigured(self.config, number=2, how="set", by="ann"))
+        return self.step(Reconfigured(self.config, number=2, how="set", by="ann"))
 
     def restart(self, *nodes: Any) -> Step:
         last_event = self.events[-1].seq if self.events else 0
@@ -48,24 +48,24 @@ class Configured(Harness):
             if not job.finished_ms:
                 runs = [run for run in self.runs.values() if run.job == id and run.attempt >= job.first_attempt]
                 facts.append(JobRestored(job, tuple(runs)))
-        self.learn(*facts)
-        return self.learn(*(NodeJoined(node) for node in nodes))
+        self.step(*facts)
+        return self.step(*(NodeJoined(node) for node in nodes))
 
-    def until(self, ms: int) -> None:
-        """Let time pass, step by step, at the moments at which the controller wants to be woken."""
+    def run_for(self, ms: int) -> None:
+        """Advance the time by `ms`, with a step at every wakeup that the controller requests."""
         end = self.now_ms + ms
         while True:
             due = self.controller.next_wakeup_ms(self.now_ms)
             if due is None or due > end:
                 break
             self.now_ms = max(due, self.now_ms)
-            self.learn()
+            self.step()
         self.now_ms = end
-        self.learn()
+        self.step()
 
-    def where(self, job: int) -> str:
-        """The profile in whose line it waits; "" if in none."""
-        return next((name for name, line in self.controller.queues.items() if job in line.gangs), "")
+    def queue_of(self, job: int) -> str:
+        """The profile in whose queue the job is; "" if in none."""
+        return next((name for name, queue in self.controller.queues.items() if job in queue.gangs), "")
 
-    def told(self, kind: str, job: int = 0) -> list[dict[str, Any]]:
+    def event_details(self, kind: str, job: int = 0) -> list[dict[str, Any]]:
         return [event.detail for event in self.events if event.kind == kind and (not job or event.job == job)]

@@ -1,4 +1,4 @@
-"""A controller with a memory of what it saved, driven in words."""
+"""A controller under test: facts go in, and what it saves and orders is recorded."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Harness:
         self.acts: list[Act] = []
         self.last = Step(None, [], [])  # type: ignore[arg-type]
         if nodes:
-            self.learn(*(NodeJoined(node) for node in nodes))
+            self.step(*(NodeJoined(node) for node in nodes))
 
-    def learn(self, *facts: Fact) -> Step:
+    def step(self, *facts: Fact) -> Step:
         done = self.last = self.controller.step(self.now_ms, facts)
         for save in done.saves:
             if isinstance(save, SaveJob):
@@ -66,17 +66,17 @@ class Harness:
 
     def submit(self, *ids: int, **fields: Any) -> Step:
         at = {"at_ms": self.now_ms, "queued_ms": self.now_ms}
-        return self.learn(*(JobSubmitted(a_job(id, **at, **fields)) for id in ids or (1,)))
+        return self.step(*(JobSubmitted(a_job(id, **at, **fields)) for id in ids or (1,)))
 
-    def see(self, run: str, state: str, exit_code: int | None = None, **more: Any) -> Step:
-        return self.learn(RunObserved(run, state, self.now_ms, exit_code, **more))  # type: ignore[arg-type]
+    def observe(self, run: str, state: str, exit_code: int | None = None, **more: Any) -> Step:
+        return self.step(RunObserved(run, state, self.now_ms, exit_code, **more))  # type: ignore[arg-type]
 
-    def later(self, ms: int) -> Step:
+    def advance(self, ms: int) -> Step:
         self.now_ms += ms
-        return self.learn()
+        return self.step()
 
     def restart(self, *nodes: Any) -> Step:
-        """A new process reads what was saved, then the nodes join again."""
+        """A new controller restores what was saved, then the nodes join again."""
         last_event = self.events[-1].seq if self.events else 0
         self.controller = Controller(self._profiles, last_event=last_event, **self._options)
         facts: list[Fact] = [OverridesRestored(overrides) for overrides in self.overrides.values()]
@@ -85,8 +85,8 @@ class Harness:
                 runs = [run for run in self.runs.values() if run.job == id and run.attempt >= job.first_attempt]
                 facts.append(JobRestored(job, tuple(runs)))
         facts += [ReservationMade(reservation, restored=True) for reservation in self.reservations.values()]
-        self.learn(*facts)
-        return self.learn(*(NodeJoined(node) for node in nodes))
+        self.step(*facts)
+        return self.step(*(NodeJoined(node) for node in nodes))
 
     def state(self, job: int = 1) -> str:
         return self.jobs[job].state
@@ -100,7 +100,7 @@ class Harness:
     def stopped(self) -> list[str]:
         return [act.run for act in self.acts if isinstance(act, Stop)]
 
-    def kinds(self, job: int = 0) -> list[str]:
+    def event_kinds(self, job: int = 0) -> list[str]:
         return [event.kind for event in self.events if not job or event.job == job]
 
     def used(self) -> dict[str, dict[str, int]]:
@@ -109,7 +109,7 @@ class Harness:
 
 
 def a_harness(*cpus: int, **options: Any) -> Harness:
-    """Nodes n1, n2 ... with so many cores."""
+    """A harness with the nodes n1, n2 ..., one per number of cores."""
     return Harness(*some_nodes(*cpus), **options)
 
 

@@ -1,5 +1,5 @@
-"""What broke in other schedulers with jobs that wait for others, played again here. Each says in one line what went wrong
-elsewhere and what is promised. Backends are played by the test."""
+"""Failures of dependencies known from other schedulers. Each test names the failure elsewhere and the guarantee here. The tests
+report as the backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unit.control.lifecycle.test_dependencies import after, end, job, submit
 
 
 def test_a_dependency_that_can_never_be_met_ends_the_job_at_once_and_says_why():
-    """Elsewhere: `DependencyNeverSatisfied` stood in a queue for weeks. Here: it ends at once, and names the culprit."""
+    """Elsewhere: `DependencyNeverSatisfied` stayed in the queue for weeks. Here: the job fails at once and names the cause."""
     harness = a_harness(4)
     submit(
         harness,
@@ -29,30 +29,30 @@ def test_a_dependency_that_can_never_be_met_ends_the_job_at_once_and_says_why():
     assert "job 1 (job-1)" in answer.summary
 
 
-def test_one_that_was_given_up_can_be_brought_back_with_what_it_waits_for():
-    """Elsewhere: mending the first job left the rest of the pipeline dead. Here: requeue both, and it goes on."""
+def test_a_failed_dependent_can_be_requeued_with_its_dependency():
+    """Elsewhere: after a fix of the first job the rest of the pipeline stayed failed. Here: requeue both and it continues."""
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)))
     end(harness, 1, "failed")
-    harness.learn(JobRequeued(1, harness.jobs[1]), JobRequeued(2, harness.jobs[2]))
+    harness.step(JobRequeued(1, harness.jobs[1]), JobRequeued(2, harness.jobs[2]))
     assert harness.reason(2)[0] == "WAITING_FOR_DEPENDENCY"
     end(harness, 1, attempt=2)
     assert harness.state(2) == "scheduled"
 
 
 def test_a_lost_node_is_not_a_failed_job():
-    """Elsewhere: the death of a host ended everything downstream. Here: the job is tried again, and they wait."""
+    """Elsewhere: a lost host failed all dependents. Here: the job is retried and its dependents wait."""
     harness = a_harness(1, 1)
     submit(harness, job(harness, 1), job(harness, 2, after(1)), job(harness, 3, after(1, on="failed")))
-    harness.see("1.0.1", "running")
-    harness.learn(NodeLost(harness.runs["1.0.1"].node))
+    harness.observe("1.0.1", "running")
+    harness.step(NodeLost(harness.runs["1.0.1"].node))
     assert {harness.state(2), harness.state(3)} == {"pending"}
-    harness.later(60_000)
+    harness.advance(60_000)
     assert harness.started() == ["1.0.2"]
 
 
-def test_the_first_of_two_mirrors_is_enough_and_the_other_may_fail():
-    """Elsewhere: any-of was not to be had, and a dummy job stood in for it. Here: so many of so many."""
+def test_one_of_two_dependencies_is_enough_and_the_other_may_fail():
+    """Elsewhere: any-of was not supported and needed a dummy job. Here: `need` sets how many are enough."""
     harness = a_harness(4)
     either = Dependencies((Dependency("succeeded", job=1), Dependency("succeeded", job=2)), need=1)
     submit(harness, job(harness, 1), job(harness, 2), job(harness, 3, either))
@@ -62,12 +62,12 @@ def test_the_first_of_two_mirrors_is_enough_and_the_other_may_fail():
     assert harness.state(3) == "scheduled"
 
 
-def test_cancelling_a_pipeline_from_the_top_leaves_no_job_behind():
-    """Elsewhere: jobs whose first had been cancelled stayed in the queue. Here: each ends and says so."""
+def test_cancelling_the_first_job_of_a_pipeline_ends_the_others():
+    """Elsewhere: dependents of a cancelled job stayed in the queue. Here: each fails with a reason."""
     harness = a_harness(1)
     submit(harness, job(harness, 9))
     submit(harness, job(harness, 1), *(job(harness, id, after(id - 1)) for id in range(2, 6)))
-    harness.learn(JobCancelled(1))
+    harness.step(JobCancelled(1))
     assert [harness.state(id) for id in range(2, 6)] == ["failed"] * 4
     assert "was cancelled" in harness.reason(2)[1]
     assert harness.controller.pending() == {"default": 0}

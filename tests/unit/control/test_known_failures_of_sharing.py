@@ -1,5 +1,5 @@
-"""What broke in other schedulers where many share one cluster, played again here. Each says in one line what went wrong
-elsewhere and what is promised. The simulator plays nodes and time: runs take as long as they say, and no node breaks."""
+"""Failures of sharing known from other schedulers. Each test names the failure elsewhere and the guarantee here. They run in the
+simulator: runs last as long as their estimates, and no node fails."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ MINUTE = 60_000
 HOUR = 60 * MINUTE
 
 
-def played(arrivals, cores=4, **scheduling):
-    """When each job started, by name; those that never did are not in it."""
+def simulate(arrivals, cores=4, **scheduling):
+    """The start time of each job that started, by name."""
     config = {"preemption": {"enabled": False}, **scheduling}
     ordered = [Arrival(at, id, spec, run) for id, (at, spec, run) in enumerate(sorted(arrivals, key=lambda a: a[0]), 1)]
-    workload = Workload("played", ordered, tuple(a_node(f"n{i}", 1, "4Gi") for i in range(cores)))
+    workload = Workload("sharing", ordered, tuple(a_node(f"n{i}", 1, "4Gi") for i in range(cores)))
     result = Simulation(workload, make_controller(msgspec.convert(config, SchedulingConfig))).run()
     return {outcome.name: outcome.started_ms for outcome in result.outcomes if outcome.started_ms >= 0}
 
 
 def a_flood(project="flood", jobs=400, run=30 * MINUTE):
-    """All at once, and more than the cluster does in two days."""
+    """Jobs submitted at once, for more than two days of the whole cluster."""
     return [(0, a_job_spec(f"{project}-{i}", project=project, user="f", estimate_ms=run), run) for i in range(jobs)]
 
 
-def now_and_then(project, jobs=10, every=HOUR, run=10 * MINUTE):
+def a_trickle(project, jobs=10, every=HOUR, run=10 * MINUTE):
     return [
         (i * every, a_job_spec(f"{project}-{i}", project=project, user="u", estimate_ms=run), run)
         for i in range(1, jobs + 1)
     ]
 
 
-def line(queue, **options):
+def with_queue(queue, **options):
     return {"profiles": {"default": {"queue": queue, "options": {queue: options} if options else {}}}}
 
 
@@ -54,39 +54,39 @@ def longest_wait(started, arrivals, project):
     return max(started[spec.name] - at for at, spec, _ in arrivals if spec.project == project)
 
 
-def test_first_come_first_served_lets_one_project_starve_all_others():
-    """What went wrong elsewhere: a student's loop submitted 400 jobs at night, and nobody else ran until noon next day."""
-    arrivals = a_flood() + now_and_then("web")
-    started = played(arrivals, **line("fifo"))
+def test_a_fifo_queue_lets_one_project_starve_all_others():
+    """The failure itself: one user submits 400 jobs at night, and no other job starts for almost two days."""
+    arrivals = a_flood() + a_trickle("web")
+    started = simulate(arrivals, **with_queue("fifo"))
     assert longest_wait(started, arrivals, "web") > 40 * HOUR
 
 
 @pytest.mark.parametrize("formula", ["fair_tree", "classic", "drf"])
 def test_with_fair_share_a_light_user_waits_for_the_next_free_core_only(formula):
-    """Elsewhere: see above. Here: whoever has had less goes first, however many others wait."""
-    arrivals = a_flood() + now_and_then("web") + now_and_then("physics", every=2 * HOUR)
+    """Elsewhere: see above. Here: the account with less usage is first, however many jobs of others wait."""
+    arrivals = a_flood() + a_trickle("web") + a_trickle("physics", every=2 * HOUR)
     shares = {"enabled": True, "formula": formula, "refresh": "1m"}
-    started = played(arrivals, **line("multifactor"), shares=shares)
+    started = simulate(arrivals, **with_queue("multifactor"), shares=shares)
     assert longest_wait(started, arrivals, "web") <= 31 * MINUTE
     assert longest_wait(started, arrivals, "physics") <= 31 * MINUTE
-    assert len(started) == len(arrivals), "and the flood runs too"
+    assert len(started) == len(arrivals), "the flood runs too"
 
 
 def test_a_user_who_submits_under_many_names_of_one_project_gains_nothing():
-    """Elsewhere: shares were counted for each user, so 200 names got 200 parts. Here: a project has its part first, and its
-    many who have had nothing yet are in front of another's for as long as age makes a difference, five hours, at most."""
-    arrivals = now_and_then("web") + [
+    """Elsewhere: shares were counted per user, so 200 names got 200 shares. Here: shares are counted per project first. New
+    users of the project are ahead of another project only while age makes a difference, for at most five hours."""
+    arrivals = a_trickle("web") + [
         (0, a_job_spec(f"many-{i}", project="many", user=f"u{i}", estimate_ms=HOUR), HOUR) for i in range(200)
     ]
     shares = {"enabled": True, "refresh": "1m"}
-    started = played(arrivals, **line("multifactor"), shares=shares)
+    started = simulate(arrivals, **with_queue("multifactor"), shares=shares)
     assert longest_wait(started, arrivals, "web") <= 6 * HOUR
-    without = played(arrivals, **line("fifo"))
+    without = simulate(arrivals, **with_queue("fifo"))
     assert longest_wait(without, arrivals, "web") > 38 * HOUR
 
 
 @pytest.mark.parametrize(
-    ("hard", "borrow", "asked", "fits"),
+    ("hard", "borrow", "request", "fits"),
     [
         ({"cpu": 2}, {"cpu": 1}, {"cpu": "1"}, 3),
         ({"cpu": "2000m"}, {"cpu": "1000m"}, {"cpu": 1}, 3),
@@ -96,9 +96,9 @@ def test_a_user_who_submits_under_many_names_of_one_project_gains_nothing():
     ],
     ids=["whole cores", "thousandths", "parts of a core", "binary sizes", "decimal against binary"],
 )
-def test_no_more_is_borrowed_whatever_unit_each_side_is_written_in(hard, borrow, asked, fits):
-    """Elsewhere: a limit of 2 cores met a use in thousandths, and a project borrowed a thousand times what it might.
-    Here: every amount comes in by one parser, and is a whole number of one unit from then on."""
+def test_the_limit_of_borrowing_holds_whatever_unit_amounts_are_written_in(hard, borrow, request, fits):
+    """Elsewhere: a limit in cores was compared with usage in thousandths, and a project borrowed a thousand times too much.
+    Here: one parser reads every amount into a whole number of one unit."""
     (resource,) = hard
     config = {"quotas": {"a": {"hard": hard, "borrow": borrow, "cohort": "lab"},
                          "b": {"hard": {resource: "64" if resource == "cpu" else "64Gi"}, "cohort": "lab"}}}  # fmt: skip
@@ -106,13 +106,13 @@ def test_no_more_is_borrowed_whatever_unit_each_side_is_written_in(hard, borrow,
     harness = Harness(
         *some_nodes(64, 64), profiles=profiles, accounts=accounts_policy(msgspec.convert(config, SchedulingConfig))
     )
-    harness.submit(*range(1, 21), project="a", **{"memory": "1Mi", **asked})
+    harness.submit(*range(1, 21), project="a", **{"memory": "1Mi", **request})
     assert sum(harness.state(id) == "scheduled" for id in range(1, 21)) == fits
 
 
 @pytest.mark.parametrize("amount", ["2 cores", "2x", "", "-1", "nan", "1e400"])
-def test_an_amount_in_no_known_unit_is_refused_and_not_taken_for_nothing(amount):
-    """Elsewhere: what could not be read became 0, which meant no limit at all. Here: the server does not start with it."""
+def test_an_amount_in_an_unknown_unit_is_refused_and_not_read_as_zero(amount):
+    """Elsewhere: an unreadable amount became 0, which meant no limit. Here: it is a configuration error."""
     with pytest.raises(InvalidInput, match=r"scheduling\.quotas\.ml"):
         accounts_policy(msgspec.convert({"quotas": {"ml": {"hard": {"cpu": amount}}}}, SchedulingConfig))
 
@@ -121,7 +121,7 @@ STREAM_HOURS = 60
 
 
 def a_stream(random_, priorities, every, run):
-    """Work of some importance that never stops: more of it all the time than one core can do."""
+    """A continuous stream of jobs, more than one core can run."""
     arrivals, at = [], 0
     while at < STREAM_HOURS * HOUR:
         spec = a_job_spec(f"stream-{len(arrivals)}", priority=random_.choice(priorities), estimate_ms=run)
@@ -130,14 +130,14 @@ def a_stream(random_, priorities, every, run):
     return arrivals
 
 
-def one_that_is_lower(priority, at=0):
+def a_low_job(priority, at=0):
     return (at, a_job_spec("low", priority=priority, estimate_ms=MINUTE), MINUTE)
 
 
 def test_plain_priorities_let_a_stream_of_higher_jobs_starve_a_lower_one():
-    """What goes wrong with priorities alone: the low one starts when the stream is over, and not before."""
-    arrivals = [*a_stream(random.Random(1), ["high"], 10 * MINUTE, 10 * MINUTE), one_that_is_lower("low", 1)]
-    assert played(arrivals, cores=1, **line("priority"))["low"] > STREAM_HOURS * HOUR
+    """The failure itself: with priorities alone the low job starts only after the stream has ended."""
+    arrivals = [*a_stream(random.Random(1), ["high"], 10 * MINUTE, 10 * MINUTE), a_low_job("low", 1)]
+    assert simulate(arrivals, cores=1, **with_queue("priority"))["low"] > STREAM_HOURS * HOUR
 
 
 @examples(25)
@@ -146,16 +146,16 @@ def test_plain_priorities_let_a_stream_of_higher_jobs_starve_a_lower_one():
     rate=st.integers(20, 200), run=st.integers(2, 20),
 )  # fmt: skip
 def test_no_job_waits_longer_than_its_age_explains(seed, own, above, rate, run):
-    """Elsewhere: a low job waited for months behind a stream of better ones. Here: it starts as soon as its age makes up for
-    the difference to the most important of the stream, when a core is next free and those before it have gone."""
+    """Elsewhere: a low job waited for months behind a stream of higher ones. Here: it starts when its age makes up for the
+    difference to the highest priority of the stream, after the jobs ahead of it at that time."""
     random_, run_ms = random.Random(seed), run * MINUTE
-    most = own + max(above)
+    highest = own + max(above)
     stream = a_stream(random_, [own + more for more in above], run_ms, run_ms)
     points = {"age_per_hour": rate, "age_max": 1000, "share": 0}
-    arrivals = [*stream, one_that_is_lower(own, 1)]
-    started = played(arrivals, cores=1, **line("multifactor", **points))
-    # By then nobody who comes later can have more points. Who came before and stands in front is bounded too: it is those
-    # who came before the moment at which the low one outgrows newcomers, and each takes one run.
-    outgrown_ms = (most - own) * HOUR // rate + 1
-    in_front = sum(at <= outgrown_ms for at, _, _ in stream)
-    assert started["low"] <= max(outgrown_ms, in_front * run_ms) + 2 * run_ms
+    arrivals = [*stream, a_low_job(own, 1)]
+    started = simulate(arrivals, cores=1, **with_queue("multifactor", **points))
+    # From then on no new job can have more points. The jobs ahead are also bounded: only those submitted before that time,
+    # and each takes one run.
+    overtaken_ms = (highest - own) * HOUR // rate + 1
+    ahead = sum(at <= overtaken_ms for at, _, _ in stream)
+    assert started["low"] <= max(overtaken_ms, ahead * run_ms) + 2 * run_ms

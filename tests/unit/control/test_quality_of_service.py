@@ -1,4 +1,4 @@
-"""Classes of QoS at work: who has to go first among equals, and who may use overcommitted room."""
+"""QoS classes in the controller: the order of victims of equal priority, and the use of overcommitted capacity."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ GUARANTEED = {"limits": {"cpu": 2000, "memory": 1 << 30}}
 BURSTABLE: dict[str, object] = {}
 
 
-def _going(harness: Harness) -> set[int]:
+def _victims(harness: Harness) -> set[int]:
     return {int(run.split(".")[0]) for run in harness.stopped()}
 
 
-@pytest.mark.parametrize("firm", [1, 2])
-def test_of_equal_priority_the_burstable_job_goes_before_the_guaranteed_one_on_one_node(firm):
+@pytest.mark.parametrize("guaranteed", [1, 2])
+def test_at_equal_priority_a_burstable_job_is_preempted_before_a_guaranteed_one(guaranteed):
     harness = a_harness(4, preemption=PreemptionPolicy())
     for job in (1, 2):
-        harness.submit(job, cpu="2", memory="1Gi", priority=100, **(GUARANTEED if job == firm else BURSTABLE))
-        harness.see(f"{job}.0.1", "running")
-    harness.later(1000)
+        harness.submit(job, cpu="2", memory="1Gi", priority=100, **(GUARANTEED if job == guaranteed else BURSTABLE))
+        harness.observe(f"{job}.0.1", "running")
+    harness.advance(1000)
     harness.submit(3, cpu="2", memory="1Gi", priority=1000)
-    assert _going(harness) == {3 - firm}
+    assert _victims(harness) == {3 - guaranteed}
 
 
-@pytest.mark.parametrize("firm", [1, 2])
-def test_the_same_goes_for_the_choice_between_nodes(firm):
+@pytest.mark.parametrize("guaranteed", [1, 2])
+def test_the_qos_class_also_decides_between_nodes(guaranteed):
     harness = a_harness(2, 2, preemption=PreemptionPolicy())
     for job in (1, 2):
-        harness.submit(job, cpu="2", memory="1Gi", priority=100, **(GUARANTEED if job == firm else BURSTABLE))
-        harness.see(f"{job}.0.1", "running")
-        harness.later(60_000)  # the first has lost more work when it must go: that counts for less than the class
+        harness.submit(job, cpu="2", memory="1Gi", priority=100, **(GUARANTEED if job == guaranteed else BURSTABLE))
+        harness.observe(f"{job}.0.1", "running")
+        harness.advance(60_000)  # job 1 loses more work, which counts less than the class
     harness.submit(3, cpu="2", memory="1Gi", priority=1000)
-    assert _going(harness) == {3 - firm}
+    assert _victims(harness) == {3 - guaranteed}
 
 
-def test_a_lower_priority_goes_first_whatever_its_class():
+def test_a_lower_priority_is_preempted_first_whatever_its_class():
     harness = a_harness(4, preemption=PreemptionPolicy())
     harness.submit(1, cpu="2", memory="1Gi", priority=100, **GUARANTEED)
     harness.submit(2, cpu="2", memory="1Gi", priority=250)
     for job in (1, 2):
-        harness.see(f"{job}.0.1", "running")
-    harness.later(1000)
+        harness.observe(f"{job}.0.1", "running")
+    harness.advance(1000)
     harness.submit(3, cpu="2", memory="1Gi", priority=1000)
-    assert _going(harness) == {1}
+    assert _victims(harness) == {1}
 
 
-def test_a_best_effort_job_goes_before_a_burstable_one_when_something_else_than_room_is_needed():
+def test_a_best_effort_job_is_preempted_for_a_port_before_a_burstable_one():
     harness = a_harness(8, 8, preemption=PreemptionPolicy())
     harness.submit(1, cpu="1", memory="1Gi", ports=(HostPort(80),), priority=100)
     harness.submit(2, cpu="0", memory="0", ports=(HostPort(80),), priority=100)
     for job in (1, 2):
-        harness.see(f"{job}.0.1", "running")
-    harness.later(1000)
+        harness.observe(f"{job}.0.1", "running")
+    harness.advance(1000)
     harness.submit(3, cpu="1", ports=(HostPort(80),), priority=1000)
-    assert _going(harness) == {2}
+    assert _victims(harness) == {2}
 
 
 def _overcommitted(kind: str = "local") -> Harness:
@@ -68,19 +68,19 @@ def _overcommitted(kind: str = "local") -> Harness:
     return harness
 
 
-def test_guaranteed_jobs_do_not_use_overcommitted_room_and_are_told_so():
+def test_guaranteed_jobs_do_not_use_overcommitted_capacity_and_why_says_so():
     harness = _overcommitted()
     harness.submit(2, cpu="2", memory="1Gi", **GUARANTEED)
     assert harness.state(2) == "pending"
-    said = why(harness.controller, 2, harness.now_ms)
-    assert said is not None
-    assert said.code == "ONLY_OVERCOMMITTED"
-    assert "only overcommitted cpu is left" in said.summary
-    harness.see("1.0.1", "succeeded", 0)
+    explanation = why(harness.controller, 2, harness.now_ms)
+    assert explanation is not None
+    assert explanation.code == "ONLY_OVERCOMMITTED"
+    assert "only overcommitted cpu is left" in explanation.summary
+    harness.observe("1.0.1", "succeeded", 0)
     assert harness.state(2) == "scheduled"
 
 
-def test_burstable_and_best_effort_jobs_use_it():
+def test_burstable_and_best_effort_jobs_use_overcommitted_capacity():
     harness = _overcommitted()
     harness.submit(2, cpu="5", memory="1Gi")
     assert harness.state(2) == "scheduled"
@@ -95,7 +95,7 @@ def test_without_overcommitment_a_guaranteed_job_fills_a_node():
     assert [harness.state(1), harness.state(2)] == ["scheduled", "scheduled"]
 
 
-def test_what_is_sent_ahead_to_a_batch_system_waits_there_and_is_for_all():
+def test_guaranteed_jobs_use_overcommitted_capacity_of_a_batch_system():
     harness = _overcommitted("slurm")
     harness.submit(2, cpu="2", memory="1Gi", **GUARANTEED)
     assert harness.state(2) == "scheduled"

@@ -1,4 +1,4 @@
-"""The state of a scheduler can be written and read back under every kind of configuration, and decides the same from there."""
+"""A snapshot of a controller can be written and read back under every configuration, and decides the same."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hodei.plugins.registry import PLUGINS, QUEUES
 from hodei.wiring import make_controller
 
 
-class Stranger:
-    """A plugin that is not Hodei's own."""
+class External:
+    """A plugin from outside of Hodei."""
 
-    name = "stranger"
+    name = "external"
 
     def __init__(self, api_token: str = "", words: tuple[str, ...] = ()) -> None:
         self.api_token, self.words = api_token, words
@@ -51,12 +51,12 @@ CASES = {
     "corrected estimates": _config(estimates=EstimatesConfig(source="corrected")),
     "spill": _config(spill=(SpillConfig(to="cloud", only_if_wait_over="1m"),)),
     "a chain of backends": _config(fallback=("onprem", "cloud"), fallback_when="failure"),
-    "profiles that are away": _config(
+    "unavailable profiles": _config(
         unavailable_profile="fallback", profiles={"x": ProfileConfig(paused=True, secondary="shortest")}
     ),
-    "limits of waiting": _config(scheduling_timeout="1h", profiles={"default": ProfileConfig(max_queue_time="1m")}),
-    "a stranger's plugin": _config(
-        profiles={"default": ProfileConfig(plugins=(f"{__name__}:Stranger",))},
+    "wait limits": _config(scheduling_timeout="1h", profiles={"default": ProfileConfig(max_queue_time="1m")}),
+    "an external plugin": _config(
+        profiles={"default": ProfileConfig(plugins=(f"{__name__}:External",))},
     ),
 }
 
@@ -81,17 +81,17 @@ def test_a_controller_continues_from_its_snapshot_under_every_configuration(conf
         assert one.step(now_ms, facts) == other.step(now_ms, facts), f"step {after}"
 
 
-def test_backends_that_were_never_reached_are_kept() -> None:
+def test_backends_that_were_never_reached_are_in_the_snapshot() -> None:
     one = make_controller(SchedulingConfig())
     one.step(NOW_MS, [BackendReported("farm", "backend farm is out of reach since 10:00", ("bare",), by="ann")])
     one.step(NOW_MS + 1, [_submitted(1)])
     other = load(dump(one), modules_of(one))
     facts = [_submitted(2), BackendReported("hpc", "backend hpc is out of reach since 10:00")]
     assert one.step(NOW_MS + 2, facts) == other.step(NOW_MS + 2, facts)
-    said = why(one, 1, NOW_MS + 3)
-    assert said is not None
-    assert said.code == "BACKEND_UNAVAILABLE"
-    assert said == why(other, 1, NOW_MS + 3)
+    explanation = why(one, 1, NOW_MS + 3)
+    assert explanation is not None
+    assert explanation.code == "BACKEND_UNAVAILABLE"
+    assert explanation == why(other, 1, NOW_MS + 3)
 
 
 def test_every_plugin_can_be_written() -> None:
@@ -102,16 +102,16 @@ def test_every_plugin_can_be_written() -> None:
         assert load(dump(controller)).cluster.jobs == controller.cluster.jobs, name
 
 
-def test_secrets_of_a_strangers_plugin_are_not_written() -> None:
+def test_secrets_of_an_external_plugin_are_not_written() -> None:
     profile = ProfileConfig(
-        plugins=(f"{__name__}:Stranger",), options={f"{__name__}:Stranger": {"api_token": "canary", "words": ["a"]}}
+        plugins=(f"{__name__}:External",), options={f"{__name__}:External": {"api_token": "canary", "words": ["a"]}}
     )
     controller = make_controller(_config(profiles={"default": profile}))
-    [original] = [each for each in controller.engine.profiles["default"].node_plugins if each.name == "stranger"]
+    [original] = [each for each in controller.engine.profiles["default"].node_plugins if each.name == "external"]
     assert original.api_token == "canary"
-    again = load(dump(controller), modules_of(controller))
-    [stranger] = [each for each in again.engine.profiles["default"].node_plugins if each.name == "stranger"]
-    assert (stranger.api_token, list(stranger.words)) == ("***", ["a"])
+    loaded = load(dump(controller), modules_of(controller))
+    [restored] = [each for each in loaded.engine.profiles["default"].node_plugins if each.name == "external"]
+    assert (restored.api_token, list(restored.words)) == ("***", ["a"])
 
 
 def _submitted(id: int) -> JobSubmitted:

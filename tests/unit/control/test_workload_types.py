@@ -1,4 +1,4 @@
-"""What the kind of work asks of a node: no cold start, room for data."""
+"""Requirements of workload types: no cold start, storage for data."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def test_a_job_that_accepts_no_cold_start_waits_for_a_node_that_holds_its_image(
     harness = Harness(a_node("cold", 64))
     harness.submit(1, image="busybox", workload=Serverless(cold_start_acceptable=False))
     assert (harness.state(1), _code(harness, 1)) == ("pending", "COLD_START")
-    harness.learn(NodeJoined(a_node("warm", 1, images=WARM)))
+    harness.step(NodeJoined(a_node("warm", 1, images=WARM)))
     assert harness.runs["1.0.1"].node == "warm"
 
 
-def test_a_cold_start_that_is_acceptable_or_needs_no_image_goes_anywhere():
+def test_a_job_that_accepts_a_cold_start_or_has_no_image_goes_anywhere():
     harness = Harness(a_node("cold", 64))
     harness.submit(1, image="busybox", workload=Serverless())
     harness.submit(2, workload=Serverless(cold_start_acceptable=False))
     assert [harness.state(1), harness.state(2)] == ["scheduled", "scheduled"]
 
 
-def test_data_processing_goes_where_its_input_and_output_have_room():
+def test_data_processing_goes_where_its_input_and_output_fit():
     harness = Harness(a_node("small", 64, capacity={"storage": 10 * GIB}))
     data = DataProcessing(input_bytes=12 * GIB, output_bytes=4 * GIB)
     harness.submit(1, workload=data)
     assert (harness.state(1), _code(harness, 1)) == ("pending", "NO_DATA_SPACE")
-    harness.learn(NodeJoined(a_node("large", 1, capacity={"storage": 20 * GIB})))
+    harness.step(NodeJoined(a_node("large", 1, capacity={"storage": 20 * GIB})))
     assert harness.runs["1.0.1"].node == "large"
 
 
-def test_members_share_the_data_and_nodes_that_do_not_say_their_storage_are_not_judged():
+def test_members_share_the_data_and_nodes_of_unknown_storage_are_accepted():
     harness = Harness(a_node("small", 64, capacity={"storage": 10 * GIB}))
     harness.submit(1, count=2, workload=DataProcessing(input_bytes=16 * GIB))
     assert harness.state(1) == "scheduled"
-    silent = Harness(a_node("silent", 64))
-    silent.submit(1, workload=DataProcessing(input_bytes=16 * GIB))
-    assert silent.state(1) == "scheduled"
+    unknown_storage = Harness(a_node("silent", 64))
+    unknown_storage.submit(1, workload=DataProcessing(input_bytes=16 * GIB))
+    assert unknown_storage.state(1) == "scheduled"

@@ -38,8 +38,8 @@ def test_two_queues_of_the_same_machines_are_allocated_once():
         harness.submit(job, cpu="4")
     assert [harness.state(job) for job in range(1, 5)] == ["scheduled", "scheduled", "pending", "pending"]
     assert harness.reason(3)[0] == "SHARED_MACHINES_FULL"
-    harness.see("1.0.1", "running")
-    harness.see("1.0.1", "succeeded", 0)
+    harness.observe("1.0.1", "running")
+    harness.observe("1.0.1", "succeeded", 0)
     assert [harness.state(job) for job in (3, 4)] == ["scheduled", "pending"]
 
 
@@ -59,7 +59,7 @@ def test_work_without_gpus_stays_off_nodes_for_gpus_unless_it_asks_for_them_by_n
     harness.submit(2, cpu="1", gpu="1")
     harness.submit(3, cpu="1", node_selector={"slurm.hodei.io/queue": "gpu"})
     assert [harness.state(job) for job in (1, 2, 3)] == ["pending", "scheduled", "scheduled"]
-    harness.learn(NodeJoined(a_node("main", 1)))
+    harness.step(NodeJoined(a_node("main", 1)))
     harness.submit(4, cpu="1", gpu="1")
     assert [harness.runs[f"{job}.0.1"].node for job in (1, 2, 3, 4)] == ["main", "gpu", "gpu", "gpu"]
 

@@ -12,7 +12,7 @@ from hodei.model.config import imported_plugins
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import build_profiles
 from hodei.wiring import check_scheduling
-from unit.control.configured import Configured, scheduling
+from unit.control.configured import ConfiguredHarness, scheduling
 from unit.control.harness import some_nodes
 
 HOUR = 3_600_000
@@ -54,7 +54,7 @@ class Odd:
 
 def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int = 1) -> list[int]:
     """The order in which jobs start on a node that has room for one at a time."""
-    harness = Configured(
+    harness = ConfiguredHarness(
         f"[scheduling.preemption]\nenabled = false\n[scheduling.profiles.default]\n{profile}", *some_nodes(4)
     )
     harness.submit(99, cpu=4)
@@ -63,7 +63,7 @@ def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int
         harness.submit(id, **{"cpu": 4, **fields, "memory": "40Gi"})
     out, run = [], "99.0.1"
     for _ in jobs:
-        harness.see(run, "succeeded", 0)
+        harness.observe(run, "succeeded", 0)
         (run,) = harness.started()
         out.append(int(run.split(".")[0]))
     return out
@@ -107,7 +107,7 @@ def test_a_custom_tie_breaker_takes_arguments() -> None:
 
 
 def test_the_queue_position_includes_the_tie_breaker() -> None:
-    harness = Configured('[scheduling.profiles.default]\nsecondary = "shortest"\n', *some_nodes(1))
+    harness = ConfiguredHarness('[scheduling.profiles.default]\nsecondary = "shortest"\n', *some_nodes(1))
     harness.submit(9, cpu=1)
     for id, fields in JOBS.items():
         harness.submit(id, **{**fields, "cpu": 1})

@@ -1,4 +1,4 @@
-"""The ledger: what was used, how it is forgotten, how it is kept."""
+"""The ledger of usage: charges, decay, rolling windows, folding and storage."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hodei.model.accounting import UsageRow
 from hodei.model.errors import InvalidInput
 
 ANN, BOB, EVE = ("acme", "web", "ann"), ("acme", "web", "bob"), ("acme", "ml", "eve")
-# The first hour of a day, some way from the beginning of time.
+# The first hour of a day, long after the epoch.
 START = 1000 * DAY_MS
 
 
-def test_use_is_amount_times_time_for_the_user_and_all_above():
+def test_usage_is_amount_times_time_for_the_user_and_all_accounts_above():
     ledger = Ledger()
     ledger.charge(ANN, {"cpu": 2000, "gpu": 1000}, START, START + 60_000)
     ledger.charge(BOB, {"cpu": 500}, START, START + 60_000)
@@ -24,21 +24,21 @@ def test_use_is_amount_times_time_for_the_user_and_all_above():
 
 
 @pytest.mark.parametrize("half_life_ms", [WEEK_MS, DAY_MS, HOUR_MS, 30 * DAY_MS])
-def test_use_halves_after_a_half_life(half_life_ms):
+def test_usage_halves_after_a_half_life(half_life_ms):
     ledger = Ledger(half_life_ms=half_life_ms)
     ledger.charge(ANN, {"cpu": 1024}, START, START + 1000)
     for halvings in range(11):
         assert ledger.usage(ANN, START + halvings * half_life_ms) == {"cpu": 1_024_000 >> halvings}
 
 
-def test_between_half_lives_use_decays_evenly():
+def test_usage_decays_evenly_between_half_lives():
     ledger = Ledger()
     ledger.charge(ANN, {"cpu": 10**12}, START, START + 1)
     for day in range(8):
         assert ledger.usage(ANN, START + day * DAY_MS)["cpu"] == pytest.approx(10**12 * 2 ** (-day / 7), rel=1e-9)
 
 
-def test_in_a_rolling_window_the_last_days_count_in_full_and_the_rest_not_at_all():
+def test_a_rolling_window_counts_usage_in_full_and_older_usage_not_at_all():
     ledger = Ledger(window_ms=WEEK_MS)
     ledger.charge(ANN, {"cpu": 3}, START, START + HOUR_MS)
     ledger.charge(ANN, {"cpu": 5}, START + HOUR_MS, START + 2 * HOUR_MS)
@@ -50,21 +50,21 @@ def test_in_a_rolling_window_the_last_days_count_in_full_and_the_rest_not_at_all
 
 @pytest.mark.parametrize("window_ms", [0, WEEK_MS], ids=["half-life", "window"])
 def test_a_run_is_charged_while_it_is_open_and_nothing_changes_when_it_closes(window_ms):
-    ledger, whole = Ledger(window_ms=window_ms), Ledger(window_ms=window_ms)
+    ledger, expected = Ledger(window_ms=window_ms), Ledger(window_ms=window_ms)
     ledger.opened("1.0.0", ANN, {"cpu": 1000}, START + 5)
     for after in (5, 10, HOUR_MS - 1, HOUR_MS, 30 * HOUR_MS + 7, 100 * HOUR_MS):
         now = START + after
-        whole = Ledger(window_ms=window_ms)
-        whole.charge(ANN, {"cpu": 1000}, START + 5, now)
-        assert ledger.exact_usage(ANN, now) == whole.exact_usage(ANN, now)
+        expected = Ledger(window_ms=window_ms)
+        expected.charge(ANN, {"cpu": 1000}, START + 5, now)
+        assert ledger.exact_usage(ANN, now) == expected.exact_usage(ANN, now)
         assert ledger.used_since((), START, now).get("cpu", 0) == 1000 * (after - 5)
     ledger.closed("1.0.0", START + 100 * HOUR_MS)
     later = START + 101 * HOUR_MS
-    assert ledger.exact_usage(("acme",), later) == whole.exact_usage(("acme",), later)
-    assert ledger.rows() == whole.rows()
+    assert ledger.exact_usage(("acme",), later) == expected.exact_usage(("acme",), later)
+    assert ledger.rows() == expected.rows()
 
 
-def test_a_late_end_refunds_what_was_charged_too_much():
+def test_a_late_end_refunds_the_excess_charge():
     ledger = Ledger()
     ledger.opened("1.0.0", ANN, {"cpu": 1000}, START)
     ledger.usage((), START + 50 * HOUR_MS)
@@ -111,7 +111,7 @@ def test_the_usage_of_all_projects_is_read_at_once():
     assert ledger.usage_of("gpu", START + 10, depth=2) == {("acme", "web"): 90}
 
 
-def test_only_rows_that_changed_are_handed_to_the_store_each_with_its_amount_as_it_is_now():
+def test_only_changed_rows_are_saved_with_their_current_amounts():
     ledger = Ledger()
     ledger.charge(ANN, {"cpu": 1}, START + HOUR_MS - 5, START + HOUR_MS + 5)
     ledger.opened("1.0.0", BOB, {"cpu": 1}, START)
@@ -149,10 +149,10 @@ def test_usage_older_than_the_retention_is_dropped():
     assert ledger.usage((), now) == {}
     assert {row.amount for row in ledger.take_dirty()} == {0}
     ledger.charge(ANN, {"cpu": 1}, START, START + DAY_MS)
-    assert ledger.rows() == [], "and late facts of that time too"
+    assert ledger.rows() == [], "late usage of that time is dropped too"
 
 
-def test_rows_kept_with_other_buckets_are_taken_over_and_the_store_forgets_how_they_were():
+def test_rows_with_another_bucket_size_are_converted_and_replaced_in_the_store():
     coarse, fine = Ledger(), Ledger(bucket_ms=60_000, folds=60)
     coarse.charge(ANN, {"cpu": 1}, START, START + 10)
     fine.restore(coarse.rows())
@@ -170,6 +170,6 @@ def test_rows_kept_with_other_buckets_are_taken_over_and_the_store_forgets_how_t
         pytest.param({"bucket_ms": 0}, id="no bucket"),
     ],
 )
-def test_a_ledger_that_makes_no_sense_is_refused(arguments):
+def test_invalid_ledger_settings_are_refused(arguments):
     with pytest.raises(InvalidInput):
         Ledger(**arguments)

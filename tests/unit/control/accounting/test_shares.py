@@ -1,4 +1,4 @@
-"""Fair share as the controller keeps it: who goes first, every term of the sum, and what a restart remembers."""
+"""Fair share in the controller: the order of projects, the reported factors, budgets, restarts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def a_harness(cpus=(1,), budgets=None, **shares):
     return Harness(*some_nodes(*cpus), profiles=profiles, accounts=accounts_policy(config))
 
 
-def used_up(harness, first, project, hours, user="ann"):
-    """One job of the project after another, an hour each."""
+def use_hours(harness, first, project, hours, user="ann"):
+    """Runs one job of the project after another, an hour each."""
     for id in range(first, first + hours):
         harness.submit(id, project=project, user=user)
         harness.now_ms += HOUR
-        harness.see(f"{id}.0.1", "succeeded", 0)
+        harness.observe(f"{id}.0.1", "succeeded", 0)
 
 
 def rows_of(harness):
@@ -43,42 +43,42 @@ def rows_of(harness):
 @pytest.mark.parametrize("formula", ["fair_tree", "classic"])
 def test_the_project_with_less_usage_goes_first(formula):
     harness = a_harness(formula=formula)
-    used_up(harness, 1, "greedy", 10)
-    used_up(harness, 20, "modest", 1)
+    use_hours(harness, 1, "greedy", 10)
+    use_hours(harness, 20, "modest", 1)
     harness.submit(30, project="filler")
     harness.submit(31, project="greedy", user="ann")
     harness.submit(32, project="modest", user="ann")
-    harness.later(60_000)
-    harness.see("30.0.1", "succeeded", 0)
+    harness.advance(60_000)
+    harness.observe("30.0.1", "succeeded", 0)
     assert harness.state(32) == "scheduled"
     assert harness.state(31) == "pending"
 
 
 def test_a_larger_share_may_use_more():
     harness = a_harness(accounts=[{"name": "big", "shares": 9}, {"name": "small", "shares": 1}], formula="classic")
-    used_up(harness, 1, "big", 4)
-    used_up(harness, 20, "small", 2)
+    use_hours(harness, 1, "big", 4)
+    use_hours(harness, 20, "small", 2)
     rows = rows_of(harness)
     assert rows["big"].factor_milli > rows["small"].factor_milli
 
 
-def test_what_was_used_counts_half_after_a_half_life():
+def test_usage_counts_half_after_a_half_life():
     harness = a_harness(half_life="1d", formula="classic")
-    used_up(harness, 1, "a", 8)
+    use_hours(harness, 1, "a", 8)
     before = rows_of(harness)["a"].usage
     harness.now_ms += DAY
     assert rows_of(harness)["a"].usage == pytest.approx(before / 2, rel=0.05)
 
 
-def test_only_the_window_counts_where_there_is_one():
+def test_only_usage_within_the_window_counts():
     harness = a_harness(window="1d", formula="classic")
-    used_up(harness, 1, "a", 8)
+    use_hours(harness, 1, "a", 8)
     assert rows_of(harness)["a"].usage
     harness.now_ms += 2 * DAY
     assert rows_of(harness)["a"].usage == 0
 
 
-def test_a_live_run_counts_already():
+def test_a_running_job_counts_as_usage():
     harness = a_harness()
     harness.submit(1, project="a", user="ann")
     harness.now_ms += 3 * HOUR
@@ -88,54 +88,54 @@ def test_a_live_run_counts_already():
 
 def test_a_new_user_has_the_best_factor_of_its_project_until_the_next_refresh():
     harness = a_harness(refresh="1h")
-    used_up(harness, 1, "greedy", 4)
-    used_up(harness, 10, "modest", 1)
+    use_hours(harness, 1, "greedy", 4)
+    use_hours(harness, 10, "modest", 1)
     sharing = harness.controller.accounts.shares(harness.now_ms + HOUR)
     assert sharing.factor_milli("greedy", "new") == sharing.factor_milli("greedy", "ann") < 1000
     assert sharing.factor_milli("modest", "new") == sharing.factor_milli("modest", "ann") == 1000
     assert sharing.factor_milli("unheard-of", "eve") == 1000
 
 
-def test_dominant_shares_follow_what_is_held_now():
+def test_dominant_shares_follow_current_allocation():
     harness = a_harness(cpus=(8,), formula="drf")
     harness.submit(1, project="a", cpu=4)
     rows = rows_of(harness)
     assert (rows["a"].dominant, rows["a"].factor_milli) == ("cpu", 500)
-    harness.see("1.0.1", "succeeded", 0)
+    harness.observe("1.0.1", "succeeded", 0)
     assert rows_of(harness)["a"].factor_milli == 1000
 
 
-def test_under_dominant_shares_projects_take_turns_within_one_step():
+def test_projects_alternate_within_one_step_under_dominant_shares():
     harness = a_harness(formula="drf")
     harness.submit(*range(1, 5), project="a")
     harness.submit(*range(11, 15), project="b")
-    harness.see("1.0.1", "succeeded", 0)
-    harness.learn(NodeJoined(some_nodes(1, 4)[1]))
+    harness.observe("1.0.1", "succeeded", 0)
+    harness.step(NodeJoined(some_nodes(1, 4)[1]))
     running = [id for id in (*range(1, 5), *range(11, 15)) if harness.state(id) == "scheduled"]
     assert len([id for id in running if id < 10]) in (2, 3)
     assert len(running) == 5
 
 
-def test_exported_rows_work_out_to_the_same_factors_by_the_classic_formula():
-    harness = _busy("classic")
+def test_the_classic_formula_gives_the_reported_factors_from_reported_rows():
+    harness = _with_usage("classic")
     rows = rows_of(harness)
-    tree, usage = _again(rows)
+    tree, usage = _tree_from(rows)
     for row in classic(tree, usage):
-        told = rows["/".join(row.path)]
-        assert round(row.factor * 1000) == told.factor_milli
-        assert told.promised == pytest.approx(row.normalised_shares)
-        assert 2 ** (-told.effective / told.promised) * 1000 == pytest.approx(told.factor_milli, abs=0.5)
+        reported = rows["/".join(row.path)]
+        assert round(row.factor * 1000) == reported.factor_milli
+        assert reported.promised == pytest.approx(row.normalised_shares)
+        assert 2 ** (-reported.effective / reported.promised) * 1000 == pytest.approx(reported.factor_milli, abs=0.5)
 
 
-def test_exported_rows_work_out_to_the_same_factors_by_fair_tree():
-    harness = _busy("fair_tree")
+def test_fair_tree_gives_the_reported_factors_from_reported_rows():
+    harness = _with_usage("fair_tree")
     rows = rows_of(harness)
-    tree, usage = _again(rows)
+    tree, usage = _tree_from(rows)
     for row in fair_tree(tree, usage):
         assert round(row.factor * 1000) == rows["/".join(row.path)].factor_milli
 
 
-def _busy(formula):
+def _with_usage(formula):
     accounts = [
         {"name": "physics", "shares": 40},
         {"name": "cms", "under": "physics", "shares": 30, "users": {"ann": 2}},
@@ -143,79 +143,79 @@ def _busy(formula):
         {"name": "web", "shares": 60},
     ]
     harness = a_harness(formula=formula, accounts=accounts)
-    used_up(harness, 1, "cms", 3, "ann")
-    used_up(harness, 10, "cms", 1, "bob")
-    used_up(harness, 20, "atlas", 2)
-    used_up(harness, 30, "web", 5)
-    used_up(harness, 40, "unknown", 1)
+    use_hours(harness, 1, "cms", 3, "ann")
+    use_hours(harness, 10, "cms", 1, "bob")
+    use_hours(harness, 20, "atlas", 2)
+    use_hours(harness, 30, "web", 5)
+    use_hours(harness, 40, "unknown", 1)
     return harness
 
 
-def _again(rows):
+def _tree_from(rows):
     tree = build_tree((tuple(account.split("/")), row.shares) for account, row in rows.items())
     return tree, {tuple(account.split("/")): row.usage for account, row in rows.items() if row.user}
 
 
-def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
+def test_usage_survives_a_restart_and_a_live_run_is_counted_once():
     harness = a_harness()
-    kept = {}
+    saved = {}
 
-    def keep(step):
+    def save_rows(step):
         for save in step.saves:
             if isinstance(save, SaveUsage):
-                kept.update({(row.path, row.resource, row.start_ms): row for row in save.rows})
+                saved.update({(row.path, row.resource, row.start_ms): row for row in save.rows})
 
     harness.submit(1, project="a", user="ann")
     harness.now_ms += 2 * HOUR
-    keep(harness.see("1.0.1", "succeeded", 0))
+    save_rows(harness.observe("1.0.1", "succeeded", 0))
     harness.submit(2, project="a", user="ann")
     harness.now_ms += HOUR
     before = rows_of(harness)["a/ann"].usage
     harness.restart(*some_nodes(1))
-    harness.learn(UsageRestored(tuple(kept.values())))
+    harness.step(UsageRestored(tuple(saved.values())))
     assert rows_of(harness)["a/ann"].usage == before
 
 
 def test_a_clone_knows_past_usage_and_keeps_its_own_ledger():
-    harness = _busy("fair_tree")
+    harness = _with_usage("fair_tree")
     harness.submit(90, project="cms", user="ann")
     copy = clone_controller(harness.controller)
     later_ms = harness.now_ms + 5 * HOUR
-    told = copy.accounts.share_report(later_ms)
-    assert told == harness.controller.accounts.share_report(later_ms)
+    report = copy.accounts.share_report(later_ms)
+    assert report == harness.controller.accounts.share_report(later_ms)
     copy.step(later_ms, [RunObserved("90.0.1", "succeeded", later_ms, 0)])
     assert copy.accounts.share_report(later_ms + 5 * HOUR) != harness.controller.accounts.share_report(
         later_ms + 5 * HOUR
     )
 
 
-def test_a_budget_that_is_used_up_starts_nothing_more_until_the_next_period():
+def test_an_exhausted_budget_blocks_its_project_until_the_next_period():
     harness = a_harness(budgets={"ml": {"hours": {"cpu": 2}, "period": "day"}})
     harness.now_ms = NOW_MS // DAY * DAY  # the beginning of a day
-    used_up(harness, 1, "ml", 2)
+    use_hours(harness, 1, "ml", 2)
     harness.submit(3, project="ml")
     assert harness.reason(3)[0] == "BUDGET"
     assert "has used 2 of 2 cpu-hours" in harness.reason(3)[1]
     harness.submit(4, project="web")
-    assert harness.state(4) == "scheduled", "others go on"
-    harness.see("4.0.1", "succeeded", 0)
+    assert harness.state(4) == "scheduled", "other projects are not affected"
+    harness.observe("4.0.1", "succeeded", 0)
     harness.now_ms = harness.controller.next_wakeup_ms(harness.now_ms)
-    harness.learn()
+    harness.step()
     assert harness.state(3) == "scheduled"
 
 
-def test_money_is_spent_at_prices_an_hour():
+def test_a_money_budget_is_charged_at_prices_per_hour():
     harness = a_harness(budgets={"ml": {"money": 1.0, "prices": {"cpu": "0.30"}, "since": "2020-01-01"}})
-    used_up(harness, 1, "ml", 3)
+    use_hours(harness, 1, "ml", 3)
     (row,) = harness.controller.accounts.share_report(harness.now_ms).budgets
     assert (row.name, row.used, row.limit) == ("money", pytest.approx(0.9), 1.0)
-    used_up(harness, 10, "ml", 1)
+    use_hours(harness, 10, "ml", 1)
     harness.submit(20, project="ml")
     assert harness.reason(20)[0] == "BUDGET"
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "problem"),
     [
         ({"shares": {"enabled": True, "half_life": "90s"}}, "scheduling.shares: half_life"),
         ({"shares": {"enabled": True, "accounts": [{"name": "a", "under": "b"}]}}, "which is not an account"),
@@ -232,7 +232,7 @@ def test_money_is_spent_at_prices_an_hour():
         ({"admission": {"max_priority": {"user": "huge"}}}, "unknown priority 'huge'"),
     ],
 )  # fmt: skip
-def test_an_invalid_setting_is_reported_with_its_section(section, said):
+def test_an_invalid_setting_is_reported_with_its_section(section, problem):
     with pytest.raises(InvalidInput) as error:
         accounts_policy(msgspec.convert(section, SchedulingConfig))
-    assert said in str(error.value)
+    assert problem in str(error.value)

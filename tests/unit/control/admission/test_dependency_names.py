@@ -1,4 +1,4 @@
-"""From names to numbers: what a name means, what is refused, and how a ring is named."""
+"""Dependency names are resolved to job ids: names, ids, array elements; unknown names and cycles are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_name_means_a_document_of_the_same_submission_in_any_order() -> None:
     ]  # fmt: skip
 
 
-def test_else_it_means_what_was_found_in_the_project() -> None:
+def test_a_name_outside_the_submission_means_a_job_of_the_project() -> None:
     specs = [spec("a", "old", 7), spec("b", "a", project="other")]
     assert references(specs).names == {("default", "old"), ("other", "a")}
     assert references(specs).jobs == {7}
@@ -46,7 +46,7 @@ def test_else_it_means_what_was_found_in_the_project() -> None:
     assert resolve_names(specs, 100, found)[0].after.of[1].name == "seven"
 
 
-def test_an_array_is_waited_for_as_a_whole() -> None:
+def test_the_name_of_an_array_means_all_its_elements() -> None:
     many = spec("many", array=ArrayElement(0, 0, 3))
     assert waits_for([many, spec("sum", "many"), spec("then", "sum")]) == [[], [100, 101, 102], [103]]
 
@@ -62,32 +62,32 @@ IN_STORE = ResolvedReferences(
 @pytest.mark.parametrize(
     ("written", "means"),
     [
-        pytest.param(7, [7, 8, 9], id="the number of its first job is the whole"),
+        pytest.param(7, [7, 8, 9], id="the id of its first job means all"),
         pytest.param("7[]", [7, 8, 9], id="brackets"),
-        pytest.param("8[]", [7, 8, 9], id="any number before the brackets"),
+        pytest.param("8[]", [7, 8, 9], id="brackets after the id of any element"),
         pytest.param("old[]", [7, 8, 9], id="the name with brackets"),
         pytest.param("old", [7, 8, 9], id="the name"),
-        pytest.param(8, [8], id="the number of another element is that one"),
+        pytest.param(8, [8], id="the id of another element means that one"),
         pytest.param("7[10]", [7], id="its first element alone"),
-        pytest.param("8[20]", [9], id="an index, not a place"),
+        pytest.param("8[20]", [9], id="an index, not a position"),
         pytest.param("old[10,20]", [7, 9], id="several"),
     ],
 )
-def test_an_array_of_the_past_is_meant_as_a_whole_or_by_index(written: str | int, means: list[int]) -> None:
+def test_an_earlier_array_is_referred_to_as_a_whole_or_by_index(written: str | int, means: list[int]) -> None:
     assert waits_for([spec("next", written)], IN_STORE) == [means]
 
 
-def test_an_element_of_the_same_submission_and_nothing_twice() -> None:
+def test_an_element_of_the_same_submission_is_resolved_without_duplicates() -> None:
     many = spec("many", array=ArrayElement(0, 0, 3))
     assert waits_for([many, spec("sum", "many[1]", "many", "many[2]")]) == [[], [101, 100, 102]]
     (_, one) = resolve_names([many, spec("sum", "many[1]")], 100, ResolvedReferences())
-    # It is written back as this element, not as the whole array or as another one.
+    # The dependency still names this element, not the whole array.
     assert one.after.of == (Dependency(job=101, name="many", elements="[1]"),)
     assert str(one.after.of[0]) == "job 101 (many[1]) to succeed"
 
 
 @pytest.mark.parametrize(
-    ("written", "says"),
+    ("written", "message"),
     [
         pytest.param("7[3]", "array 7 has no element 3", id="no such index"),
         pytest.param("old[0-9]", "array 7 has no element 0", id="no such indices"),
@@ -95,42 +95,42 @@ def test_an_element_of_the_same_submission_and_nothing_twice() -> None:
         pytest.param("one[0]", "one is not an array", id="not an array by name"),
     ],
 )
-def test_elements_that_are_not_there_are_refused(written: str, says: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+def test_unknown_elements_are_refused(written: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
         waits_for([spec("next", written)], IN_STORE)
-    assert refused.value.code == "UNKNOWN_DEPENDENCY"
-    assert says in refused.value.message
+    assert refusal.value.code == "UNKNOWN_DEPENDENCY"
+    assert message in refusal.value.message
 
 
 @pytest.mark.parametrize(
-    ("specs", "code", "says"),
+    ("specs", "code", "message"),
     [
         pytest.param([spec("a", "a")], "DEPENDENCY_CYCLE", "a -> a", id="itself"),
         pytest.param([spec("a", "b"), spec("b", "a")], "DEPENDENCY_CYCLE", "a -> b -> a", id="two"),
         pytest.param(
             [spec("x", "a"), spec("a", "b"), spec("b", "c"), spec("c", "a")],
-            "DEPENDENCY_CYCLE", "a -> b -> c -> a", id="a ring with a tail, which is left out",
+            "DEPENDENCY_CYCLE", "a -> b -> c -> a", id="a cycle with a tail, which is left out",
         ),
         pytest.param(
             [spec("train", "biuld"), spec("build")],
             "UNKNOWN_DEPENDENCY", "document 1 (train): after: there is no job 'biuld' in project default (did you mean 'build'?)",
-            id="a slip",
+            id="a typo",
         ),
-        pytest.param([spec("a", 9)], "UNKNOWN_DEPENDENCY", "a: after: there is no job 9", id="a number that nobody has"),
+        pytest.param([spec("a", 9)], "UNKNOWN_DEPENDENCY", "a: after: there is no job 9", id="an unknown id"),
         pytest.param([spec("a", "b"), spec("b"), spec("b")], "INVALID", "2 documents are called 'b'", id="two of a name"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_and_named(specs: list[JobSpec], code: str, says: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+def test_unknown_names_and_cycles_are_refused_with_a_message(specs: list[JobSpec], code: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
         waits_for(specs)
-    assert refused.value.code == code
-    assert says in refused.value.message
+    assert refusal.value.code == code
+    assert message in refusal.value.message
 
 
-def test_a_long_chain_is_no_ring_and_a_long_ring_is_named_in_short() -> None:
+def test_a_long_chain_is_accepted_and_a_long_cycle_is_shortened_in_the_message() -> None:
     chain = [spec(f"j{i}", f"j{i + 1}") for i in range(5000)] + [spec("j5000")]
     assert waits_for(chain)[0] == [101]
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as refusal:
         waits_for([*chain[:-1], spec("j5000", "j0")])
-    assert len(refused.value.message) < 400
-    assert "(4982 more)" in refused.value.message
+    assert len(refusal.value.message) < 400
+    assert "(4982 more)" in refusal.value.message

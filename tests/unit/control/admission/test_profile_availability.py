@@ -1,4 +1,4 @@
-"""A scheduler profile that is not available: its jobs fall back, or wait and say why."""
+"""Profiles and backends that are not available: jobs fall back, or wait with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.facts import NodeJoined
 from hodei.model.job import BackendChoice, GangRules
 from hodei.wiring import check_scheduling, make_controller
-from unit.control.configured import Configured, scheduling
+from unit.control.configured import ConfiguredHarness, scheduling
 from unit.control.harness import some_nodes
 
 FALLBACK = '[scheduling]\nunavailable_profile = "fallback"\n'
@@ -36,8 +36,8 @@ class Broken:
         return ()
 
 
-def test_a_route_to_a_profile_that_is_not_configured_leads_to_the_general_one() -> None:
-    harness = Configured(FALLBACK + ROUTE, *NODES)
+def test_a_route_to_an_unconfigured_profile_falls_back_to_the_default_profile() -> None:
+    harness = ConfiguredHarness(FALLBACK + ROUTE, *NODES)
     harness.submit(1, gpu=1)
     assert harness.state(1) == "scheduled"
     assert harness.jobs[1].spec.profile == "default"
@@ -47,64 +47,67 @@ def test_a_route_to_a_profile_that_is_not_configured_leads_to_the_general_one() 
     )
 
 
-def test_without_a_fallback_such_a_route_is_a_mistake_in_the_configuration() -> None:
+def test_without_a_fallback_a_route_to_an_unconfigured_profile_is_a_configuration_error() -> None:
     with pytest.raises(InvalidInput, match=r"routes\[0\].profile"):
         make_controller(scheduling(ROUTE))
 
 
-def test_a_paused_profile_passes_its_jobs_on_to_the_profile_that_it_names() -> None:
+def test_jobs_of_a_paused_profile_go_to_its_fallback() -> None:
     config = FALLBACK + ROUTE + '[scheduling.profiles.gpu]\npaused = true\nfallback = "compute"\n'
-    harness = Configured(config, *NODES)
+    harness = ConfiguredHarness(config, *NODES)
     harness.submit(1, gpu=1)
     assert (harness.state(1), harness.jobs[1].spec.profile) == ("scheduled", "compute")
-    said = why(harness.controller, 1, harness.now_ms)
-    assert said is not None
-    assert said.escalation_steps[0].text == "routed to profile compute by rule 1 (gpu), as profile gpu is paused"
+    explanation = why(harness.controller, 1, harness.now_ms)
+    assert explanation is not None
+    assert explanation.escalation_steps[0].text == "routed to profile compute by rule 1 (gpu), as profile gpu is paused"
 
 
-def test_a_paused_profile_without_a_fallback_holds_its_jobs_and_says_so() -> None:
+def test_jobs_of_a_paused_profile_without_a_fallback_wait_with_a_reason() -> None:
     paused = ROUTE + "[scheduling.profiles.gpu]\npaused = true\n"
-    harness = Configured(paused, *NODES)
+    harness = ConfiguredHarness(paused, *NODES)
     harness.submit(1, gpu=1)
     harness.submit(2, cpu=1)
     assert (harness.state(1), harness.state(2)) == ("pending", "scheduled")
     assert harness.reason(1) == ("PROFILE_PAUSED", "profile gpu is paused")
-    said = why(harness.controller, 1, harness.now_ms)
-    assert said is not None
-    assert (said.code, said.summary) == ("PROFILE_PAUSED", "profile gpu is paused: none of its jobs starts")
+    explanation = why(harness.controller, 1, harness.now_ms)
+    assert explanation is not None
+    assert (explanation.code, explanation.summary) == (
+        "PROFILE_PAUSED",
+        "profile gpu is paused: none of its jobs starts",
+    )
     assert harness.controller.next_wakeup_ms(harness.now_ms) is None, "nothing is due while it is paused"
     harness.reconfigure(ROUTE + "[scheduling.profiles.gpu]\n")
     assert harness.state(1) == "scheduled"
 
 
-def test_jobs_that_wait_move_when_their_profile_is_paused_or_taken_away() -> None:
+def test_pending_jobs_move_when_their_profile_is_paused_or_removed() -> None:
     for after in ("[scheduling.profiles.gpu]\npaused = true\n", ""):
-        harness = Configured(FALLBACK + "[scheduling.profiles.gpu]\n", *some_nodes(1))
+        harness = ConfiguredHarness(FALLBACK + "[scheduling.profiles.gpu]\n", *some_nodes(1))
         harness.submit(1, cpu=1)
         harness.submit(2, cpu=1, profile="gpu")
-        assert harness.where(2) == "gpu"
+        assert harness.queue_of(2) == "gpu"
         harness.reconfigure(FALLBACK + after)
-        assert harness.where(2) == "default"
-        (moved,) = harness.told("job.moved", 2)
+        assert harness.queue_of(2) == "default"
+        (moved,) = harness.event_details("job.moved", 2)
         assert (moved["before"], moved["to"]) == ("gpu", "default")
         harness.restart(*some_nodes(1))
-        assert harness.where(2) == "default", "a restart does not forget it"
+        assert harness.queue_of(2) == "default", "the move survives a restart"
 
 
-def test_a_fallback_that_is_not_available_either_is_passed_over() -> None:
+def test_an_unavailable_fallback_is_skipped() -> None:
     config = (
         FALLBACK + '[scheduling.profiles.a]\npaused = true\nfallback = "b"\n[scheduling.profiles.b]\npaused = true\n'
     )
-    harness = Configured(config, *some_nodes(1))
+    harness = ConfiguredHarness(config, *some_nodes(1))
     harness.submit(1, profile="a")
     assert harness.jobs[1].spec.profile == "default"
 
 
-def test_a_profile_that_is_not_open_to_a_project_is_no_fallback_for_its_jobs() -> None:
+def test_a_profile_closed_to_a_project_is_no_fallback_for_its_jobs() -> None:
     config = FALLBACK + (
         '[scheduling.profiles.a]\npaused = true\nfallback = "b"\n[scheduling.profiles.b]\nprojects = ["lab"]\n'
     )
-    harness = Configured(config, *some_nodes(2))
+    harness = ConfiguredHarness(config, *some_nodes(2))
     harness.submit(1, profile="a", project="lab")
     harness.submit(2, profile="a", project="other")
     assert (harness.jobs[1].spec.profile, harness.state(2), harness.reason(2)[0]) == ("b", "pending", "PROFILE_PAUSED")
@@ -113,31 +116,31 @@ def test_a_profile_that_is_not_open_to_a_project_is_no_fallback_for_its_jobs() -
 BROKEN = '[scheduling.profiles.odd]\nplugins = ["unit.control.admission.test_profile_availability:Broken"]\n'
 
 
-def test_a_profile_whose_plugin_fails_again_and_again_passes_its_jobs_on() -> None:
-    harness = Configured(FALLBACK + BROKEN, *some_nodes(1))
+def test_jobs_of_a_profile_with_a_repeatedly_failing_plugin_fall_back() -> None:
+    harness = ConfiguredHarness(FALLBACK + BROKEN, *some_nodes(1))
     harness.submit(1, profile="odd")
-    assert harness.where(1) == "odd", "one failure is no reason to leave"
-    harness.until(60_000)
+    assert harness.queue_of(1) == "odd", "one failure is not enough to fall back"
+    harness.run_for(60_000)
     assert (harness.state(1), harness.jobs[1].nodes) == ("scheduled", "n1")
-    (moved,) = harness.told("job.moved", 1)
+    (moved,) = harness.event_details("job.moved", 1)
     assert moved["to"] == "default"
     assert moved["cause"].startswith("a plugin of profile odd fails: ")
 
 
-def test_without_a_fallback_they_wait_until_the_plugin_works_again() -> None:
-    harness = Configured(BROKEN, *some_nodes(1))
+def test_without_a_fallback_jobs_wait_until_the_plugin_works_again() -> None:
+    harness = ConfiguredHarness(BROKEN, *some_nodes(1))
     harness.submit(1, profile="odd")
-    harness.until(60_000)
-    assert (harness.where(1), harness.reason(1)[0]) == ("odd", "PLUGIN_FAILED")
+    harness.run_for(60_000)
+    assert (harness.queue_of(1), harness.reason(1)[0]) == ("odd", "PLUGIN_FAILED")
     (plugin,) = [each for each in harness.controller.engine.profiles["odd"].filters if each.name == "broken"]
     plugin.broken = False  # type: ignore[attr-defined]
-    harness.until(120_000)
+    harness.run_for(120_000)
     assert harness.state(1) == "scheduled"
 
 
-def test_a_profile_that_cannot_be_made_does_not_keep_a_server_with_a_fallback_from_its_work() -> None:
+def test_a_profile_that_cannot_be_built_does_not_stop_a_server_with_a_fallback() -> None:
     missing = '[scheduling.profiles.odd]\nplugins = ["no_such_module:Thing"]\n'
-    harness = Configured(FALLBACK + missing, *some_nodes(1))
+    harness = ConfiguredHarness(FALLBACK + missing, *some_nodes(1))
     harness.submit(1, profile="odd")
     assert (harness.state(1), harness.jobs[1].spec.profile) == ("scheduled", "default")
     assert "cannot be imported" in harness.jobs[1].spec.routed_by
@@ -150,119 +153,121 @@ def test_a_profile_that_cannot_be_made_does_not_keep_a_server_with_a_fallback_fr
 CHAIN = '[scheduling]\nfallback = ["onprem", "cloud"]\n'
 
 
-def a_place(name: str, backend: str, cpu: int = 1, **fields: Any) -> Any:
+def a_node_of(name: str, backend: str, cpu: int = 1, **fields: Any) -> Any:
     return a_node(name, cpu, "64Gi", backend=backend, **fields)
 
 
-def on(harness: Configured, job: int) -> str:
+def backend_of(harness: ConfiguredHarness, job: int) -> str:
     return next(run.backend for run in harness.runs.values() if run.job == job and run.state in ("placed", "running"))
 
 
-def both(toml: str, *, onprem: int = 1, cloud: int = 8) -> Configured:
-    return Configured(toml, a_place("o1", "onprem", onprem), a_place("c1", "cloud", cloud))
+def onprem_and_cloud(toml: str, *, onprem: int = 1, cloud: int = 8) -> ConfiguredHarness:
+    return ConfiguredHarness(toml, a_node_of("o1", "onprem", onprem), a_node_of("c1", "cloud", cloud))
 
 
-def test_the_first_backend_of_the_chain_is_used_and_the_next_when_it_has_no_room() -> None:
-    harness = both(CHAIN)
+def test_the_next_backend_of_the_chain_is_used_when_the_first_is_full() -> None:
+    harness = onprem_and_cloud(CHAIN)
     harness.submit(1, cpu=1)
     harness.submit(2, cpu=1)
-    assert (on(harness, 1), on(harness, 2)) == ("onprem", "cloud")
+    assert (backend_of(harness, 1), backend_of(harness, 2)) == ("onprem", "cloud")
 
 
-def test_when_a_backend_fails_the_next_is_used_and_when_it_is_back_it_is_again() -> None:
-    harness = both(CHAIN + 'fallback_when = "failure"\n', onprem=4)
+def test_the_next_backend_is_used_until_a_failed_one_recovers() -> None:
+    harness = onprem_and_cloud(CHAIN + 'fallback_when = "failure"\n', onprem=4)
     harness.submit(1, cpu=1)
-    harness.learn(NodeJoined(a_place("o1", "onprem", 4, ready=False, not_ready_reason="down")))
+    harness.step(NodeJoined(a_node_of("o1", "onprem", 4, ready=False, not_ready_reason="down")))
     harness.submit(2, cpu=1)
-    harness.learn(NodeJoined(a_place("o1", "onprem", 4)))
+    harness.step(NodeJoined(a_node_of("o1", "onprem", 4)))
     harness.submit(3, cpu=1)
-    assert [on(harness, id) for id in (1, 2, 3)] == ["onprem", "cloud", "onprem"]
+    assert [backend_of(harness, id) for id in (1, 2, 3)] == ["onprem", "cloud", "onprem"]
 
 
-def test_after_a_failure_only_means_that_a_full_backend_is_waited_for() -> None:
-    harness = both(CHAIN + 'fallback_when = "failure"\n')
+def test_with_fallback_on_failure_a_job_waits_for_a_full_backend() -> None:
+    harness = onprem_and_cloud(CHAIN + 'fallback_when = "failure"\n')
     harness.submit(1, cpu=1)
     harness.submit(2, cpu=1)
     assert (harness.state(2), harness.reason(2)) == (
         "pending", ("BACKEND_STANDBY", "backend cloud is on standby: onprem is available"),
     )  # fmt: skip
-    harness.see("1.0.1", "succeeded", 0)
-    assert on(harness, 2) == "onprem"
+    harness.observe("1.0.1", "succeeded", 0)
+    assert backend_of(harness, 2) == "onprem"
 
 
 @pytest.mark.parametrize("code", ["start_failed", "not_reached"])
-def test_a_job_that_a_backend_could_not_start_goes_to_the_next_one(code: str) -> None:
-    harness = both(CHAIN + 'fallback_when = "failure"\n', onprem=4)
+def test_a_job_that_a_backend_fails_to_start_goes_to_the_next_backend(code: str) -> None:
+    harness = onprem_and_cloud(CHAIN + 'fallback_when = "failure"\n', onprem=4)
     harness.submit(1, cpu=1)
-    harness.see("1.0.1", "failed", None, reason_code=code, reason="no answer")
-    harness.until(60_000)
-    assert on(harness, 1) == "cloud"
-    harness.restart(a_place("o1", "onprem", 4), a_place("c1", "cloud", 8))
-    said = why(harness.controller, 1, harness.now_ms)
-    assert said is not None
+    harness.observe("1.0.1", "failed", None, reason_code=code, reason="no answer")
+    harness.run_for(60_000)
+    assert backend_of(harness, 1) == "cloud"
+    harness.restart(a_node_of("o1", "onprem", 4), a_node_of("c1", "cloud", 8))
+    explanation = why(harness.controller, 1, harness.now_ms)
+    assert explanation is not None
     assert "failed on backend onprem: others of the fallback chain go first" in [
-        each.text for each in said.escalation_steps
+        each.text for each in explanation.escalation_steps
     ]
     harness.submit(2, cpu=1)
-    assert on(harness, 2) == "onprem", "other jobs are not concerned"
+    assert backend_of(harness, 2) == "onprem", "other jobs are not affected"
 
 
-def test_a_job_that_names_its_backend_is_not_held_to_the_chain() -> None:
-    harness = both(CHAIN, onprem=4)
+def test_a_job_that_names_its_backend_ignores_the_chain() -> None:
+    harness = onprem_and_cloud(CHAIN, onprem=4)
     harness.submit(1, cpu=1, backend=BackendChoice("specific", ("cloud",)))
-    assert on(harness, 1) == "cloud"
+    assert backend_of(harness, 1) == "cloud"
 
 
-def test_a_backend_outside_the_chain_is_used_as_ever_and_one_the_job_cannot_use_is_passed_over() -> None:
-    harness = Configured(CHAIN, a_place("o1", "onprem", 1), a_place("c1", "cloud", 8), a_place("x1", "other", 8))
+def test_a_backend_outside_the_chain_is_used_and_one_that_is_too_small_is_skipped() -> None:
+    harness = ConfiguredHarness(
+        CHAIN, a_node_of("o1", "onprem", 1), a_node_of("c1", "cloud", 8), a_node_of("x1", "other", 8)
+    )
     harness.submit(1, cpu=8)
-    assert on(harness, 1) == "other"
+    assert backend_of(harness, 1) == "other"
     harness.submit(2, cpu=8)
-    assert on(harness, 2) == "cloud"
+    assert backend_of(harness, 2) == "cloud"
 
 
 @pytest.mark.parametrize(
     ("job", "goes_to"),
     [
-        ({"cpu": 4}, "cloud"),  # too large for any node of the first
+        ({"cpu": 4}, "cloud"),  # too large for any node of onprem
         ({"cpu": 1, "node_selector": {"tier": "big"}}, "cloud"),
-        ({"cpu": 1, "count": 3}, "cloud"),  # together too large
-        ({"cpu": 1}, ""),  # full is no reason to go on
+        ({"cpu": 1, "count": 3}, "cloud"),  # the gang is too large for onprem
+        ({"cpu": 1}, ""),  # onprem is only full: the job waits
     ],
 )
-def test_a_backend_that_could_never_take_a_job_does_not_keep_it_from_one_that_stands_by(
-    job: dict[str, Any], goes_to: str
-) -> None:
+def test_a_standby_backend_is_used_for_a_job_that_the_first_could_never_take(job: dict[str, Any], goes_to: str) -> None:
     config = CHAIN + 'fallback_when = "failure"\n'
-    harness = Configured(config, a_place("o1", "onprem", 2), a_place("c1", "cloud", 8, labels={"tier": "big"}))
+    harness = ConfiguredHarness(
+        config, a_node_of("o1", "onprem", 2), a_node_of("c1", "cloud", 8, labels={"tier": "big"})
+    )
     harness.submit(1, cpu=2)
     harness.submit(2, **job)
     assert harness.state(2) == ("scheduled" if goes_to else "pending")
     if goes_to:
-        assert on(harness, 2) == goes_to
+        assert backend_of(harness, 2) == goes_to
     else:
         assert harness.reason(2)[0] == "BACKEND_STANDBY"
 
 
-def test_one_run_on_every_node_is_on_those_of_backends_that_stand_by_too() -> None:
-    harness = both(CHAIN + 'fallback_when = "failure"\n')
+def test_a_per_node_job_also_runs_on_nodes_of_standby_backends() -> None:
+    harness = onprem_and_cloud(CHAIN + 'fallback_when = "failure"\n')
     harness.submit(1, cpu=1, gang=GangRules(per_node=True))
     assert sorted(run.node for run in harness.runs.values()) == ["c1", "o1"]
 
 
 def test_the_reason_of_a_per_node_job_names_what_blocks_a_node() -> None:
-    harness = both('[[scheduling.spill]]\nto = "cloud"\nmax_cost = 0.01\nonly_if_wait_over = "0s"\n')
+    harness = onprem_and_cloud('[[scheduling.spill]]\nto = "cloud"\nmax_cost = 0.01\nonly_if_wait_over = "0s"\n')
     harness.submit(1, cpu=1, gang=GangRules(per_node=True))
     assert [run.node for run in harness.runs.values()] == ["o1"]
     assert "not on c1 (kept off backend cloud: " in harness.reason(1)[1]
 
 
 def test_fallback_enabled_turns_the_chain_off() -> None:
-    harness = both(
+    harness = onprem_and_cloud(
         CHAIN + "fallback_enabled = false\n" + '[scheduling.profiles.default]\nworker_selection = "most_free"\n'
     )
     harness.submit(1, cpu=1)
-    assert on(harness, 1) == "cloud"
+    assert backend_of(harness, 1) == "cloud"
 
 
 def test_a_chain_that_names_a_backend_twice_is_refused() -> None:
@@ -271,8 +276,8 @@ def test_a_chain_that_names_a_backend_twice_is_refused() -> None:
 
 
 def test_a_pause_does_not_open_a_profile_to_other_projects() -> None:
-    away = SimpleNamespace(mode="fallback", problem=lambda name: "it is paused", fallback=lambda name: "default")
-    routing = Routing((), projects={"gpu": ("ml",)}, availability=away)  # type: ignore[arg-type]
+    paused = SimpleNamespace(mode="fallback", problem=lambda name: "it is paused", fallback=lambda name: "default")
+    routing = Routing((), projects={"gpu": ("ml",)}, availability=paused)  # type: ignore[arg-type]
     assert routing.route(a_job_spec("a", project="ml", profile="gpu")).profile == "default"
     closed = routing.route(a_job_spec("b", project="web", profile="gpu"))
     with pytest.raises(InvalidInput) as refusal:

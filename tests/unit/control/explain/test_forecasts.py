@@ -1,4 +1,4 @@
-"""Forecasts: drawn from the past, graded by what happens, stretched by what they lacked."""
+"""Forecasts of starts: drawn from past runs, graded by actual starts, stretched by past errors."""
 
 from __future__ import annotations
 
@@ -14,48 +14,52 @@ from hodei.model.estimate import Forecast
 from hodei.sim.forecasts import measure_accuracy
 from hodei.sim.traces import open_workload
 from unit.control.harness import a_harness
-from unit.control.scenarios import running
+from unit.control.scenarios import mark_running
 
 MINUTE = 60_000
 
 
-def chance() -> random.Random:
+def seeded() -> random.Random:
     return random.Random(1)
 
 
-def test_run_times_are_drawn_from_how_past_runs_compared_with_what_was_said():
+def test_run_times_are_drawn_from_the_ratio_of_past_runs_to_their_estimates():
     times = RunTimes()
     for _ in range(5):
         times.learn(a_job_spec(user="ann", estimate_ms=1000), 500)
         times.learn(a_job_spec(user="bob", estimate_ms=1000), 900)
-    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 0, chance()) == 30_000
-    assert times.draw(a_job_spec(user="bob", estimate_ms=60_000), 0, chance()) == 54_000
-    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 40_000, chance()) == 54_000, "as others, if longer"
-    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 59_000, chance()) == 60_000, "none lasted so long"
+    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 0, seeded()) == 30_000
+    assert times.draw(a_job_spec(user="bob", estimate_ms=60_000), 0, seeded()) == 54_000
+    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 40_000, seeded()) == 54_000, (
+        "drawn from longer runs of others"
+    )
+    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 59_000, seeded()) == 60_000, (
+        "no known run lasted so long"
+    )
 
 
-def test_where_nothing_was_said_run_times_themselves_are_drawn():
+def test_without_estimates_past_run_times_are_drawn():
     times = RunTimes()
-    assert times.draw(a_job_spec(), 0, chance()) == 0
+    assert times.draw(a_job_spec(), 0, seeded()) == 0
     for ran_ms in (10, 20, 30):
         times.learn(a_job_spec(), ran_ms)
-    assert times.draw(a_job_spec(), 25, chance()) == 30
+    assert times.draw(a_job_spec(), 25, seeded()) == 30
     assert times.usual_ms() == 20
 
 
-def test_without_a_past_the_estimate_is_the_forecast_and_the_same_question_has_the_same_answer():
+def test_without_a_history_the_forecast_is_the_estimate_and_is_repeatable():
     harness = a_harness(2)
     harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    running(harness, "1.0.1")
+    mark_running(harness, "1.0.1")
     harness.submit(2, cpu="2", estimate_ms=MINUTE)
     forecasts = Forecasts()
     found = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
     assert found[2].p50_ms == found[2].reach_ms == harness.now_ms + 10 * MINUTE
-    assert found[2].p90_ms > found[2].p50_ms, "until some were graded there is a margin"
+    assert found[2].p90_ms > found[2].p50_ms, "before any grades there is a margin"
     assert forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random) == found
 
 
-def test_no_forecast_is_better_than_a_guess_about_runs_without_an_end():
+def test_behind_runs_without_an_expected_end_there_is_no_forecast():
     harness = a_harness(2)
     harness.submit(1, 2, cpu="2")
     assert Forecasts().predict(clone_controller(harness.controller), harness.now_ms, random.Random) == {}
@@ -73,12 +77,12 @@ def test_a_start_grades_every_forecast_of_the_job():
 
 def test_forecasts_are_stretched_after_jobs_started_later_than_forecast():
     forecasts = Forecasts()
-    at_first = forecasts.stretch(NOW_MS)
+    initial = forecasts.stretch(NOW_MS)
     for job in range(100):
         forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})
         forecasts.started(job, NOW_MS + 43 * MINUTE)
     learned = forecasts.stretch(NOW_MS + 43 * MINUTE)
-    assert at_first < learned == 4000, "44 minutes for every 11, the floor of one minute included"
+    assert initial < learned == 4000, "44 minutes for every 11, the floor of one minute included"
 
 
 def test_pending_jobs_stretch_forecasts_too():
@@ -87,27 +91,27 @@ def test_pending_jobs_stretch_forecasts_too():
         forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})
     for job in range(80):
         forecasts.started(job, NOW_MS + 10 * MINUTE)
-    assert forecasts.stretch(NOW_MS + 10 * MINUTE) == 1000, "as foretold so far"
+    assert forecasts.stretch(NOW_MS + 10 * MINUTE) == 1000, "as forecast so far"
     assert forecasts.stretch(NOW_MS + 54 * MINUTE) == 5000, "a fifth has waited five times as long already"
 
 
-def test_newcomers_that_may_pass_are_foreseen_as_they_came_before():
+def test_forecasts_include_future_arrivals_of_higher_priority():
     harness = a_harness(2)
     harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    running(harness, "1.0.1")
+    mark_running(harness, "1.0.1")
     harness.submit(2, cpu="2", estimate_ms=MINUTE, priority=100)
     forecasts = Forecasts()
-    alone = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
+    without_arrivals = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
     for number in range(100):  # one of high priority every five minutes, for four minutes each
         spec = a_job_spec(cpu="2", estimate_ms=4 * MINUTE, priority=750)
         at_ms = harness.now_ms - (100 - number) * 5 * MINUTE
         forecasts.arrivals.arrived(a_job(1000 + number, spec=spec, submitted_ms=at_ms))
-    among_others = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
-    assert among_others[2].p50_ms > alone[2].p50_ms
-    assert among_others == forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
+    with_arrivals = forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
+    assert with_arrivals[2].p50_ms > without_arrivals[2].p50_ms
+    assert with_arrivals == forecasts.predict(clone_controller(harness.controller), harness.now_ms, random.Random)
 
 
-def test_of_many_forecasts_of_one_job_the_first_and_the_latest_stay():
+def test_the_first_and_the_latest_forecasts_of_a_job_are_kept():
     forecasts = Forecasts()
     for number in range(200):
         forecasts.keep({1: Forecast(number, number, number, number)})
@@ -119,12 +123,12 @@ def test_forecasts_and_grades_outlive_a_restart():
     forecasts = Forecasts()
     forecasts.keep({1: Forecast(1, 2, 3, 3), 2: Forecast(1, 2, 3, 3)})
     forecasts.started(2, 3)
-    again = Forecasts()
-    again.restore(msgspec.json.decode(msgspec.json.encode(forecasts.record()), type=Record))
-    assert (again.latest(1), again.graded, again.covered_percent) == (forecasts.latest(1), 1, 100)
+    restored = Forecasts()
+    restored.restore(msgspec.json.decode(msgspec.json.encode(forecasts.record()), type=Record))
+    assert (restored.latest(1), restored.graded, restored.covered_percent) == (forecasts.latest(1), 1, 100)
 
 
-def test_only_work_that_came_to_its_own_end_tells_how_long_it_takes():
+def test_run_times_are_learned_from_successful_jobs_only():
     forecasts = Forecasts()
     for state in ("failed", "cancelled"):
         forecasts.ended(a_job(1, state=state, scheduled_ms=NOW_MS, finished_ms=NOW_MS + 5))

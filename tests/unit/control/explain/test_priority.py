@@ -1,4 +1,4 @@
-"""What a job's place in line comes from, in every kind of line."""
+"""The breakdown of a job's priority, for every kind of queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def a_harness(queue, **arguments):
     harness = Harness(*some_nodes(1), profiles={"default": profile})
     harness.submit(1, estimate_ms=3_600_000)
     harness.submit(2, priority="low", estimate_ms=3_600_000)
-    harness.later(7_200_000)
+    harness.advance(7_200_000)
     return harness
 
 
@@ -33,18 +33,18 @@ def a_harness(queue, **arguments):
 )
 def test_the_terms_of_the_priority_add_up(queue, arguments, terms):
     harness = a_harness(queue, **arguments)
-    told = priority_breakdown(harness.controller, 2, harness.now_ms)
-    assert {term.name: term.milli for term in told.terms} == terms
-    assert told.milli == sum(terms.values())
-    assert (told.position, told.pending, told.queue) == (1, 1, queue)
-    assert all(term.text for term in told.terms)
+    breakdown = priority_breakdown(harness.controller, 2, harness.now_ms)
+    assert {term.name: term.milli for term in breakdown.terms} == terms
+    assert breakdown.milli == sum(terms.values())
+    assert (breakdown.position, breakdown.pending, breakdown.queue) == (1, 1, queue)
+    assert all(term.text for term in breakdown.terms)
 
 
 def test_inherited_priority_is_a_term():
     harness = a_harness("priority")
     harness.submit(3, priority="critical", after=Dependencies((Dependency("succeeded", 2),)))
-    told = priority_breakdown(harness.controller, 2, harness.now_ms)
-    assert {term.name: term.milli for term in told.terms}["inherited"] == 750_000
+    breakdown = priority_breakdown(harness.controller, 2, harness.now_ms)
+    assert {term.name: term.milli for term in breakdown.terms}["inherited"] == 750_000
 
 
 def test_a_job_that_is_not_queued_has_no_breakdown():

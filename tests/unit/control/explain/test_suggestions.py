@@ -1,4 +1,4 @@
-"""The smallest single change that lets a waiting job start now, in words that a person can act upon."""
+"""Suggestions: the smallest single change that lets a pending job start now. Explanations for one node."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _why(harness, job=1):
     return why(harness.controller, job, harness.now_ms)
 
 
-def _suggestions(*nodes, **asked):
+def _suggestions(*nodes, **fields):
     harness = Harness(*nodes)
-    harness.submit(1, **asked)
+    harness.submit(1, **fields)
     return [(suggestion.change, suggestion.nodes) for suggestion in _why(harness).suggestions]
 
 
@@ -33,7 +33,7 @@ def test_a_resource_is_lowered_to_what_the_freest_node_has():
     assert _suggestions(*nodes, memory="64Gi") == [("memory 64Gi to 60Gi", 3)]
 
 
-def test_only_nodes_that_the_resource_alone_keeps_out_count():
+def test_only_nodes_with_no_other_blocker_count():
     small, tainted = a_node("small", 2, "64Gi"), a_node("tainted", 3, "64Gi", taints=(Taint("x"),))
     assert _suggestions(small, tainted, cpu="4", memory="64Gi") == [("cpu 4 to 2", 1)]
 
@@ -48,14 +48,14 @@ def test_a_label_is_dropped_and_the_others_stay():
     assert _suggestions(*nodes, node_selector={"zone": "a", "disk": "ssd"}) == [("drop label zone=a", 2)]
 
 
-def test_required_affinity_is_dropped_and_the_wishes_stay():
+def test_required_affinity_is_dropped():
     wanted = Affinity(required=(NodeTerm(labels=(Requirement("disk", "In", ("nvme",)),)),))
     ((change, nodes),) = _suggestions(a_node(labels={"disk": "hdd"}), affinity=wanted)
     assert (change.startswith("drop required affinity [disk"), nodes) == (True, 1)
 
 
 @pytest.mark.parametrize(
-    ("asked", "change"),
+    ("fields", "change"),
     [
         ({"arch": "arm64"}, "drop arch arm64"),
         ({"gpu": "1", "gpu_type": "A100"}, "drop gpu type A100"),
@@ -63,11 +63,11 @@ def test_required_affinity_is_dropped_and_the_wishes_stay():
         ({"gpu": "4"}, "gpu 4 to 2"),
         ({"request": {"example.com/fpga": 1}}, "drop example.com/fpga 1"),
     ],
-    ids=["architecture", "kind of gpu", "backend", "fewer gpus, whole ones", "a resource that no node has"],
+    ids=["architecture", "gpu type", "backend", "fewer whole gpus", "a resource that no node has"],
 )
-def test_what_else_can_be_changed(asked, change):
+def test_other_single_changes(fields, change):
     node = a_node("n1", 8, gpu="2", arch="x86_64", gpu_type="T4")
-    assert _suggestions(node, **asked) == [(change, 1)]
+    assert _suggestions(node, **fields) == [(change, 1)]
 
 
 def test_a_gang_gets_suggestions_of_fewer_or_smaller_members():
@@ -95,25 +95,25 @@ def test_the_smallest_change_comes_first():
     ]
 
 
-def test_with_several_tasks_the_task_is_named_and_the_others_keep_their_room():
+def test_with_several_tasks_the_changed_task_is_named():
     parts = [a_task("head", cpu="2"), a_task("worker", cpu="3")]
     harness = Harness(a_node("n1", 4))
     harness.submit(1, tasks=parts)
-    said = _why(harness).suggestions
-    assert [suggestion.change for suggestion in said] == ["task worker: cpu 3 to 2", "task head: cpu 2 to 1"]
-    assert said[0].patch.task == "worker"
-    assert said[0].patch.set == {"request": {"cpu": 2000, "memory": GI}}
+    suggestions = _why(harness).suggestions
+    assert [suggestion.change for suggestion in suggestions] == ["task worker: cpu 3 to 2", "task head: cpu 2 to 1"]
+    assert suggestions[0].patch.task == "worker"
+    assert suggestions[0].patch.set == {"request": {"cpu": 2000, "memory": GI}}
 
 
-def test_two_tasks_that_both_go_nowhere_have_no_single_cure():
+def test_two_tasks_without_a_node_have_no_single_fix():
     harness = Harness(a_node("n1", 4))
     harness.submit(1, tasks=[a_task("head", cpu="9"), a_task("worker", cpu="9")])
-    said = _why(harness)
-    assert said.suggestions == ()
-    assert said.hint == "no single change to the job lets it start now: change more, or add or change a node"
+    explanation = _why(harness)
+    assert explanation.suggestions == ()
+    assert explanation.hint == "no single change to the job lets it start now: change more, or add or change a node"
 
 
-def test_a_clash_of_ports_is_cured_by_leaving_the_port_out():
+def test_a_port_conflict_is_solved_by_dropping_the_port():
     harness = Harness(a_node("n1", 8))
     harness.submit(1, ports=(HostPort(80),))
     harness.submit(2, ports=(HostPort(80),))
@@ -131,7 +131,7 @@ def test_a_patch_changes_what_it_names_and_nothing_else():
     assert (suggestion.kind, suggestion.example) == ("tolerate", "n1")
 
 
-def test_a_plan_proposes_changes_too_beside_the_jobs_before_it():
+def test_a_plan_suggests_changes_that_account_for_earlier_jobs():
     harness = a_harness(4)
     first, second = plan(harness.controller, [a_job_spec("a", cpu="3"), a_job_spec("b", cpu="2")], harness.now_ms)
     assert first.suggestions == ()
@@ -139,30 +139,30 @@ def test_a_plan_proposes_changes_too_beside_the_jobs_before_it():
     assert harness.used() == {"n1": {}}
 
 
-def test_the_end_that_will_suffice_is_named_when_estimates_tell():
+def test_with_estimates_the_run_whose_end_frees_enough_is_named():
     harness = a_harness(4)
     harness.submit(1, cpu="1", estimate_ms=60_000, name="short")
     harness.submit(2, cpu="2", estimate_ms=300_000, name="long")
     harness.submit(3, cpu="1", estimate_ms=900_000)
     harness.submit(4, cpu="3")
-    harness.later(1000)
+    harness.advance(1000)
     assert _why(harness, 4).hint.endswith("wait: it fits when job 2 (long) ends, expected in 4m59s")
 
 
-def test_without_estimates_it_says_that_waiting_helps():
+def test_without_estimates_the_hint_is_to_wait():
     harness = a_harness(4)
     harness.submit(1, cpu="3")
     harness.submit(2, cpu="2")
-    said = _why(harness, 2)
-    assert said.hint == "wait: it fits when the nodes are idle and in service"
-    assert [suggestion.change for suggestion in said.suggestions] == ["cpu 2 to 1"]
+    explanation = _why(harness, 2)
+    assert explanation.hint == "wait: it fits when the nodes are idle and in service"
+    assert [suggestion.change for suggestion in explanation.suggestions] == ["cpu 2 to 1"]
 
 
-def test_an_end_that_should_have_come_is_called_overdue():
+def test_an_expected_end_in_the_past_is_overdue():
     harness = a_harness(4)
     harness.submit(1, cpu="4", estimate_ms=1000)
     harness.submit(2, cpu="2")
-    harness.later(5000)
+    harness.advance(5000)
     assert _why(harness, 2).hint.endswith("job 1 (job-1) ends, which is overdue")
 
 
@@ -170,56 +170,59 @@ def test_an_impossible_job_has_its_real_cause_and_not_busy_nodes():
     harness = Harness(a_node("n1", 4), a_node("n2", 4))
     harness.submit(1, 2, cpu="4", priority="critical")
     harness.submit(3, cpu="2", node_selector={"disk": "ssd"})
-    said = _why(harness, 3)
-    assert (said.status, said.code) == ("unsatisfiable", "SELECTOR_MISMATCH")
-    assert said.summary == "no node could take it even when idle; 0/2 nodes are available: 2 label disk=ssd required"
-    assert {blocker.code for blocker in said.blockers} == {"SELECTOR_MISMATCH", "INSUFFICIENT_CPU"}
+    explanation = _why(harness, 3)
+    assert (explanation.status, explanation.code) == ("unsatisfiable", "SELECTOR_MISMATCH")
+    assert (
+        explanation.summary
+        == "no node could take it even when idle; 0/2 nodes are available: 2 label disk=ssd required"
+    )
+    assert {blocker.code for blocker in explanation.blockers} == {"SELECTOR_MISMATCH", "INSUFFICIENT_CPU"}
 
 
-def _of(harness, node, job=1):
+def _explain_on(harness, node, job=1):
     return explain_on_node(harness.controller, harness.jobs[job].spec, _why(harness, job), node, harness.now_ms)
 
 
-def test_one_node_says_all_that_it_has_against_a_job():
+def test_the_explanation_of_one_node_lists_all_blockers():
     harness = Harness(a_node("a", 1, taints=(Taint("x"),)), a_node("b", 2, cordoned=True))
     harness.submit(1, cpu="4")
-    said = _of(harness, "a")
-    assert [(blocker.code, blocker.nodes) for blocker in said.blockers] == [
+    explanation = _explain_on(harness, "a")
+    assert [(blocker.code, blocker.nodes) for blocker in explanation.blockers] == [
         ("UNTOLERATED_TAINT", ("a",)),
         ("INSUFFICIENT_CPU", ("a",)),
     ]
-    assert said.summary == "a cannot take it: untolerated taint x:NoSchedule; Insufficient cpu"
-    assert said.nearest.text == "lacks 3 cpu (1 of 1 free, 4 requested)"
-    assert (said.nodes, said.feasible, said.suggestions) == (1, 0, ())
+    assert explanation.summary == "a cannot take it: untolerated taint x:NoSchedule; Insufficient cpu"
+    assert explanation.nearest.text == "lacks 3 cpu (1 of 1 free, 4 requested)"
+    assert (explanation.nodes, explanation.feasible, explanation.suggestions) == (1, 0, ())
 
 
-def test_a_node_that_could_take_it_tells_its_score():
+def test_a_node_that_could_take_the_job_reports_its_score():
     harness = Harness(a_node("a", 8), a_node("b", 2))
     harness.submit(1, tasks=[a_task("head", cpu="1"), a_task("worker", cpu="3", count=9)])
-    said = _of(harness, "a")
-    assert (said.status, said.code, said.feasible) == ("unsatisfiable", "FITS_HERE", 1)
-    assert said.summary.startswith("a could take at least one member of it with a score of ")
-    assert [(place.task, place.member) for place in said.placements] == [("head", 0), ("worker", 1)]
-    assert _of(harness, "b").summary == "b cannot take it: Insufficient cpu; it could take head"
+    explanation = _explain_on(harness, "a")
+    assert (explanation.status, explanation.code, explanation.feasible) == ("unsatisfiable", "FITS_HERE", 1)
+    assert explanation.summary.startswith("a could take at least one member of it with a score of ")
+    assert [(place.task, place.member) for place in explanation.placements] == [("head", 0), ("worker", 1)]
+    assert _explain_on(harness, "b").summary == "b cannot take it: Insufficient cpu; it could take head"
 
 
-def test_for_a_placed_job_a_node_says_how_it_stands_now():
+def test_the_explanation_of_a_node_for_a_placed_job_is_about_another_one_like_it():
     harness = Harness(a_node("a", 4), a_node("b", 1))
     harness.submit(1, cpu="2")
-    assert _of(harness, "a").summary == "placed on a, about to start; a could take another one like it now"
-    assert _of(harness, "b").summary.endswith("b would refuse it now: Insufficient cpu")
-    assert _of(harness, "b").placements == ()
+    assert _explain_on(harness, "a").summary == "placed on a, about to start; a could take another one like it now"
+    assert _explain_on(harness, "b").summary.endswith("b would refuse it now: Insufficient cpu")
+    assert _explain_on(harness, "b").placements == ()
 
 
-def test_a_node_that_is_not_there_is_not_found():
+def test_an_unknown_node_is_not_found():
     harness = a_harness(4)
     harness.submit(1, cpu="9")
     with pytest.raises(NotFound, match="did you mean 'n1'"):
-        _of(harness, "n11")
+        _explain_on(harness, "n11")
 
 
 @pytest.mark.parametrize(
-    ("resource", "amount", "asked", "becomes", "words"),
+    ("resource", "amount", "requested", "rounded", "text"),
     [
         ("memory", 60 * GI + 12345, 64 * GI, 60 * GI, "60Gi"),
         ("memory", 16 * GI - 1, 64 * GI, 15 * GI + 3 * GI // 4, "15.75Gi"),
@@ -233,17 +236,17 @@ def test_a_node_that_is_not_there_is_not_found():
         ("example.com/fpga", 3, 5, 3, "3"),
     ],
 )
-def test_amounts_are_rounded_down_to_what_can_be_read(resource, amount, asked, becomes, words):
-    assert round_readable(resource, amount, asked) == becomes
-    assert format_exact(resource, becomes) == words
+def test_amounts_are_rounded_down_to_readable_values(resource, amount, requested, rounded, text):
+    assert round_readable(resource, amount, requested) == rounded
+    assert format_exact(resource, rounded) == text
 
 
-def test_a_cordoned_cluster_has_no_repair_but_waiting():
+def test_a_cordoned_cluster_has_no_suggestion_but_to_wait():
     harness = a_harness(4)
-    harness.learn(NodeOverridden("n1", cordon=True))
+    harness.step(NodeOverridden("n1", cordon=True))
     harness.submit(1, cpu="2")
-    said = _why(harness)
-    assert said.suggestions == ()
-    assert said.hint == (
+    explanation = _why(harness)
+    assert explanation.suggestions == ()
+    assert explanation.hint == (
         "no single change to the job lets it start now; wait: it fits when the nodes are idle and in service"
     )

@@ -1,4 +1,4 @@
-"""What if: two futures side by side, and the live state as it was."""
+"""`whatif` compares two forecasts of clones and leaves the live state unchanged."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hodei.plugins.registry import check_trial_policy
 from hodei.wiring import make_controller
 from unit.control.explain.test_lookahead import state_of
 from unit.control.harness import Harness, a_harness
-from unit.control.scenarios import running
+from unit.control.scenarios import mark_running
 
 MINUTE = 60_000
 
 
-def asked(harness: Harness, question: Question, **more):
+def ask(harness: Harness, question: Question, **more):
     before = state_of(harness)
     answer = what_if(clone_controller(harness.controller), question, harness.now_ms, **more)
     assert state_of(harness) == before
     return answer
 
 
-def quiet() -> Harness:
-    """Two nodes of two cores, full for ten minutes more; jobs 3 and 4 wait for one each."""
+def busy_cluster() -> Harness:
+    """Two nodes of two cores, full for ten more minutes; jobs 3 and 4 wait for one node each."""
     harness = a_harness(2, 2)
     harness.submit(1, 2, cpu="2", estimate_ms=11 * MINUTE)
-    running(harness, "1.0.1", "2.0.1")
+    mark_running(harness, "1.0.1", "2.0.1")
     harness.now_ms += MINUTE
     harness.submit(3, cpu="2", estimate_ms=20 * MINUTE)
     harness.submit(4, cpu="2", estimate_ms=5 * MINUTE)
@@ -37,24 +37,24 @@ def quiet() -> Harness:
 
 
 def test_a_new_job_starts_after_the_pending_ones():
-    harness = quiet()
-    answer = asked(harness, Question((a_job_spec("new", cpu="2", estimate_ms=MINUTE),)))
+    harness = busy_cluster()
+    answer = ask(harness, Question((a_job_spec("new", cpu="2", estimate_ms=MINUTE),)))
     assert [(job.name, job.start_ms - harness.now_ms) for job in answer.jobs] == [("new", 15 * MINUTE)]
     assert (answer.same, answer.sooner, answer.later, answer.evicted) == (2, (), (), ())
 
 
 def test_a_higher_job_names_its_victims_and_delayed_jobs():
-    harness = quiet()
-    answer = asked(harness, Question((a_job_spec("urgent", cpu="2", priority="critical", estimate_ms=MINUTE),)))
+    harness = busy_cluster()
+    answer = ask(harness, Question((a_job_spec("urgent", cpu="2", priority="critical", estimate_ms=MINUTE),)))
     assert answer.jobs[0].start_ms == harness.now_ms
-    (gone,) = answer.evicted
-    assert (gone.job in (1, 2), gone.by, gone.by_name) == (True, 0, "urgent")
-    assert gone.again_ms > harness.now_ms
+    (evicted,) = answer.evicted
+    assert (evicted.job in (1, 2), evicted.by, evicted.by_name) == (True, 0, "urgent")
+    assert evicted.again_ms > harness.now_ms
 
 
 def test_with_more_nodes_pending_jobs_start_sooner():
-    harness = quiet()
-    answer = asked(harness, Question(add_nodes=2, like="n1"))
+    harness = busy_cluster()
+    answer = ask(harness, Question(add_nodes=2, like="n1"))
     assert [(job.job, job.start_ms == harness.now_ms, job.nodes) for job in answer.sooner] == [
         (3, True, ("n1-new-1",)),
         (4, True, ("n1-new-2",)),
@@ -62,9 +62,9 @@ def test_with_more_nodes_pending_jobs_start_sooner():
     assert answer.same == 0
 
 
-def test_without_a_node_its_work_moves_and_others_start_later():
-    harness = quiet()
-    answer = asked(harness, Question(remove_nodes=("n1",)))
+def test_without_a_node_its_jobs_move_and_others_start_later():
+    harness = busy_cluster()
+    answer = ask(harness, Question(remove_nodes=("n1",)))
     assert len(answer.evicted) == 1
     assert {job.job for job in answer.later} == {3, 4}
 
@@ -72,22 +72,22 @@ def test_without_a_node_its_work_moves_and_others_start_later():
 def test_another_policy_is_tried_on_the_same_jobs():
     harness = a_harness(2)
     harness.submit(1, cpu="1", estimate_ms=10 * MINUTE)
-    running(harness, "1.0.1")
+    mark_running(harness, "1.0.1")
     harness.submit(2, cpu="2", estimate_ms=20 * MINUTE)
     harness.submit(3, cpu="1", estimate_ms=30 * MINUTE)
-    assert harness.state(3) == "scheduled", "by priority alone the small one goes past the large one"
+    assert harness.state(3) == "scheduled", "a priority queue lets the small job pass the large one"
     harness.submit(4, cpu="1", estimate_ms=5 * MINUTE)
     easy = SchedulingConfig(profiles={"default": ProfileConfig(queue="batch", options={"batch": {"order": "sjf"}})})
-    answer = asked(harness, Question(), under=make_controller(easy))
+    answer = ask(harness, Question(), under=make_controller(easy))
     assert answer.same + len(answer.sooner) + len(answer.later) == 2
 
 
 def test_missing_estimates_are_noted():
     harness = a_harness(2)
     harness.submit(1, 2, cpu="2")
-    answer = asked(harness, Question(add_nodes=1))
+    answer = ask(harness, Question(add_nodes=1))
     assert any("neither estimate nor timeout: assumed never to end" in note for note in answer.notes)
-    usual = asked(harness, Question(remove_nodes=()), default_ms=MINUTE)
+    usual = ask(harness, Question(remove_nodes=()), default_ms=MINUTE)
     assert any("as long as such jobs usually did" in note for note in usual.notes)
 
 
@@ -100,11 +100,11 @@ def test_missing_estimates_are_noted():
         (Question(add_nodes=10_001), InvalidInput),
         (Question((a_job_spec(profile="nope"),)), InvalidInput),
     ],
-    ids=["an unknown node to remove", "an unknown model", "fewer than none", "too many", "an unknown profile"],
+    ids=["an unknown node to remove", "an unknown node to copy", "a negative count", "too many", "an unknown profile"],
 )
-def test_a_question_that_can_not_be_answered_is_refused(question, error):
+def test_an_invalid_question_is_refused(question, error):
     with pytest.raises(error):
-        asked(quiet(), question)
+        ask(busy_cluster(), question)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_question_that_can_not_be_answered_is_refused(question, error):
         "as a huge option",
     ],
 )
-def test_a_policy_to_try_brings_nothing_that_the_server_does_not_have(profile):
+def test_a_trial_policy_may_name_only_plugins_of_the_server(profile):
     with pytest.raises(InvalidInput):
         check_trial_policy(SchedulingConfig(profiles={"default": profile}), SchedulingConfig())
     live = SchedulingConfig(profiles={"default": profile})
-    assert check_trial_policy(live, live) is live, "what the server uses already may be tried"
+    assert check_trial_policy(live, live) is live, "what the server already uses may be tried"

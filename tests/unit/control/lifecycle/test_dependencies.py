@@ -1,4 +1,4 @@
-"""Jobs that wait for others: who goes when, who can never go, and what they say meanwhile. The controller is real."""
+"""Dependencies: when they are met, when they can never be met, timeouts, and the reasons of dependent jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data(what: str = "/data/x", timeout_ms: int = 0) -> Dependencies:
 
 
 def submit(harness: Harness, *jobs: Any) -> None:
-    harness.learn(*(JobSubmitted(job) for job in jobs))
+    harness.step(*(JobSubmitted(job) for job in jobs))
 
 
 def job(harness: Harness, id: int, wanted: Dependencies | None = None, **fields: Any) -> Any:
@@ -40,24 +40,24 @@ def job(harness: Harness, id: int, wanted: Dependencies | None = None, **fields:
 
 
 def end(harness: Harness, id: int, state: str = "succeeded", attempt: int = 1) -> None:
-    harness.see(f"{id}.0.{attempt}", "running")
-    harness.see(f"{id}.0.{attempt}", state, 0 if state == "succeeded" else 1)
+    harness.observe(f"{id}.0.{attempt}", "running")
+    harness.observe(f"{id}.0.{attempt}", state, 0 if state == "succeeded" else 1)
 
 
 @pytest.mark.parametrize(
     ("on", "ends", "then"),
     [
-        pytest.param("succeeded", "succeeded", "scheduled", id="success was wanted and came"),
-        pytest.param("succeeded", "failed", "failed", id="success was wanted and it failed"),
-        pytest.param("succeeded", "cancelled", "failed", id="success was wanted and it was cancelled"),
-        pytest.param("completed", "succeeded", "scheduled", id="an end was wanted and it succeeded"),
-        pytest.param("completed", "failed", "scheduled", id="an end was wanted and it failed"),
-        pytest.param("completed", "cancelled", "scheduled", id="an end was wanted and it was cancelled"),
-        pytest.param("failed", "failed", "scheduled", id="failure was wanted and came"),
-        pytest.param("failed", "succeeded", "failed", id="failure was wanted and it succeeded"),
-        pytest.param("failed", "cancelled", "failed", id="failure was wanted and it was cancelled"),
-        pytest.param("checkpointed", "succeeded", "scheduled", id="saved work was wanted and it succeeded"),
-        pytest.param("checkpointed", "failed", "failed", id="saved work was wanted and it failed without"),
+        pytest.param("succeeded", "succeeded", "scheduled", id="on success: succeeds"),
+        pytest.param("succeeded", "failed", "failed", id="on success: fails"),
+        pytest.param("succeeded", "cancelled", "failed", id="on success: cancelled"),
+        pytest.param("completed", "succeeded", "scheduled", id="on completion: succeeds"),
+        pytest.param("completed", "failed", "scheduled", id="on completion: fails"),
+        pytest.param("completed", "cancelled", "scheduled", id="on completion: cancelled"),
+        pytest.param("failed", "failed", "scheduled", id="on failure: fails"),
+        pytest.param("failed", "succeeded", "failed", id="on failure: succeeds"),
+        pytest.param("failed", "cancelled", "failed", id="on failure: cancelled"),
+        pytest.param("checkpointed", "succeeded", "scheduled", id="on checkpoint: succeeds"),
+        pytest.param("checkpointed", "failed", "failed", id="on checkpoint: fails without one"),
     ],
 )
 def test_an_end_meets_a_dependency_or_fails_the_dependent_job(on: On, ends: str, then: str) -> None:
@@ -66,9 +66,9 @@ def test_an_end_meets_a_dependency_or_fails_the_dependent_job(on: On, ends: str,
     assert harness.started() == ["1.0.1"]
     assert harness.state(2) == "pending"
     if ends == "cancelled":
-        harness.see("1.0.1", "running")
-        harness.learn(JobCancelled(1))
-        harness.see("1.0.1", "stopped", 143)
+        harness.observe("1.0.1", "running")
+        harness.step(JobCancelled(1))
+        harness.observe("1.0.1", "stopped", 143)
     else:
         end(harness, 1, ends)
     assert harness.state(1) == ends
@@ -93,7 +93,7 @@ def test_a_dependent_job_is_in_no_queue_and_its_reason_names_the_dependency() ->
     )
     end(harness, 1)
     assert (harness.state(2), harness.jobs[2].queued_ms) == ("scheduled", harness.now_ms)
-    assert "job.dependencies_met" in harness.kinds(2)
+    assert "job.dependencies_met" in harness.event_kinds(2)
     assert not harness.controller.dependencies.dependents(1)
 
 
@@ -112,7 +112,7 @@ def test_a_failure_that_is_retried_is_not_an_end() -> None:
     submit(harness, job(harness, 1, retries=1), job(harness, 2, after(1)), job(harness, 3, after(1, on="failed")))
     end(harness, 1, "failed")
     assert (harness.state(2), harness.state(3)) == ("pending", "pending")
-    harness.later(60_000)
+    harness.advance(60_000)
     end(harness, 1, "succeeded", attempt=2)
     assert (harness.state(2), harness.state(3)) == ("scheduled", "failed")
 
@@ -120,15 +120,15 @@ def test_a_failure_that_is_retried_is_not_an_end() -> None:
 def test_a_checkpoint_meets_a_dependency_on_a_checkpoint() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1, on="checkpointed")), job(harness, 3, after(1)))
-    harness.see("1.0.1", "running")
+    harness.observe("1.0.1", "running")
     assert harness.state(2) == "pending"
-    harness.see("1.0.1", "running", checkpoint_ms=harness.now_ms)
+    harness.observe("1.0.1", "running", checkpoint_ms=harness.now_ms)
     assert (harness.state(2), harness.state(3)) == ("scheduled", "pending")
     submit(harness, job(harness, 4, after(1, on="checkpointed")))
     assert harness.state(4) == "scheduled"
 
 
-def test_some_of_many_are_enough_and_it_ends_when_too_few_are_left() -> None:
+def test_need_makes_some_dependencies_enough_and_fails_the_job_when_too_few_are_left() -> None:
     harness = a_harness(16)
     some = [job(harness, id) for id in range(1, 6)]
     submit(harness, *some, job(harness, 6, after(1, 2, 3, 4, 5, need=2)), job(harness, 7, after(1, 2, 3, 4, 5, need=4)))
@@ -149,30 +149,30 @@ def test_data_that_appears_releases_all_dependent_jobs() -> None:
     submit(harness, job(harness, 1, data()), job(harness, 2, data()), job(harness, 3, data("/data/y")))
     assert sorted(harness.controller.dependencies.data) == ["/data/x", "/data/y"]
     assert harness.reason(1) == ("WAITING_FOR_DEPENDENCY", "waits for /data/x to appear")
-    harness.learn(DataAppeared("/data/x"))
+    harness.step(DataAppeared("/data/x"))
     assert [harness.state(id) for id in (1, 2, 3)] == ["scheduled", "scheduled", "pending"]
-    harness.learn(JobCancelled(3))
+    harness.step(JobCancelled(3))
     assert list(harness.controller.dependencies.data) == []
 
 
-def test_patience_has_an_end() -> None:
+def test_a_dependency_timeout_fails_the_job() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1, data(timeout_ms=5000)), job(harness, 2, after(1, on="failed")))
     assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms + 5000
-    harness.later(4999)
+    harness.advance(4999)
     assert harness.state(1) == "pending"
-    harness.later(1)
+    harness.advance(1)
     assert (harness.state(1), harness.state(2)) == ("failed", "scheduled")
     assert harness.reason(1) == ("DEPENDENCY_TIMEOUT", "after 5s it still waits for /data/x to appear")
-    harness.learn(JobRequeued(1, harness.jobs[1]))
+    harness.step(JobRequeued(1, harness.jobs[1]))
     assert harness.state(1) == "pending"
-    harness.later(4999)
+    harness.advance(4999)
     assert harness.state(1) == "pending"
-    harness.later(1)
+    harness.advance(1)
     assert harness.state(1) == "failed"
 
 
-def test_a_long_chain_falls_as_one() -> None:
+def test_a_failure_fails_a_long_chain_in_one_step() -> None:
     harness = a_harness(4)
     length = 3000
     submit(harness, job(harness, 1), *(job(harness, id, after(id - 1)) for id in range(2, length + 1)))
@@ -184,73 +184,73 @@ def test_a_long_chain_falls_as_one() -> None:
 def test_a_held_job_stays_held_when_its_dependencies_are_met() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)), job(harness, 3, after(1)))
-    harness.learn(JobHeld(2), JobHeld(3))
-    harness.learn(JobReleased(3))
+    harness.step(JobHeld(2), JobHeld(3))
+    harness.step(JobReleased(3))
     assert harness.reason(3)[0] == "WAITING_FOR_DEPENDENCY"
     end(harness, 1)
     assert (harness.state(2), harness.state(3)) == ("held", "scheduled")
-    harness.learn(JobReleased(2))
+    harness.step(JobReleased(2))
     assert harness.state(2) == "scheduled"
 
 
-def test_a_dependency_once_met_is_not_asked_for_again() -> None:
+def test_a_met_dependency_is_not_checked_again_on_a_retry() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1), retries=1))
     end(harness, 1)
-    harness.learn(JobRequeued(1, harness.jobs[1]))
+    harness.step(JobRequeued(1, harness.jobs[1]))
     end(harness, 2, "failed")
-    harness.later(60_000)
+    harness.advance(60_000)
     assert harness.jobs[2].attempt == 2
 
 
-def test_a_requeued_job_waits_again_for_what_it_never_got() -> None:
+def test_a_requeued_job_waits_again_for_an_unmet_dependency() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)))
     end(harness, 1, "failed")
     assert harness.state(2) == "failed"
-    harness.learn(JobRequeued(1, harness.jobs[1]))
-    harness.learn(JobRequeued(2, harness.jobs[2]))
+    harness.step(JobRequeued(1, harness.jobs[1]))
+    harness.step(JobRequeued(2, harness.jobs[2]))
     assert (harness.state(1), harness.state(2)) == ("scheduled", "pending")
     end(harness, 1, attempt=2)
     assert harness.state(2) == "scheduled"
 
 
-def test_ended_jobs_come_with_the_fact() -> None:
+def test_the_status_of_ended_jobs_comes_with_the_submission() -> None:
     harness = a_harness(4)
-    told = (DependencyStatus(1, "succeeded"), DependencyStatus(2, "failed", saved=True))
-    harness.learn(JobSubmitted(job(harness, 5, after(1)), told), JobSubmitted(job(harness, 6, after(2)), told))
-    harness.learn(JobSubmitted(job(harness, 7, after(2, on="checkpointed")), told))
+    statuses = (DependencyStatus(1, "succeeded"), DependencyStatus(2, "failed", saved=True))
+    harness.step(JobSubmitted(job(harness, 5, after(1)), statuses), JobSubmitted(job(harness, 6, after(2)), statuses))
+    harness.step(JobSubmitted(job(harness, 7, after(2, on="checkpointed")), statuses))
     assert [harness.state(id) for id in (5, 6, 7)] == ["scheduled", "failed", "scheduled"]
 
 
-def test_of_a_forgotten_job_only_the_end_is_known() -> None:
+def test_a_deleted_job_counts_as_completed_with_an_unknown_result() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 5, after(1, on="completed")), job(harness, 6, after(1)))
     assert (harness.state(5), harness.state(6)) == ("scheduled", "failed")
     assert "is not known any more" in harness.reason(6)[1]
 
 
-def test_who_waited_before_a_restart_waits_after_it() -> None:
+def test_dependencies_survive_a_restart() -> None:
     harness = a_harness(1)
     submit(harness, job(harness, 1), job(harness, 2, after(4)), job(harness, 3, after(1, 4)), job(harness, 4))
     end(harness, 1)
     assert harness.state(4) == "scheduled"
     harness.controller = Harness().controller
-    # In order of id, in parts, so that job 4 is not known yet when those come back who wait for it.
+    # Restored one by one in order of id: job 4 is still unknown when the jobs that wait for it are restored.
     for id in (2, 3, 4):
         runs = tuple(run for run in harness.runs.values() if run.job == id)
-        harness.learn(
+        harness.step(
             JobRestored(harness.jobs[id], runs, (DependencyStatus(1, "succeeded"), DependencyStatus(4, "scheduled")))
         )
-    harness.learn(*(NodeJoined(node) for node in some_nodes(1)))
+    harness.step(*(NodeJoined(node) for node in some_nodes(1)))
     assert (harness.state(2), harness.state(3)) == ("pending", "pending")
     assert harness.controller.dependencies.required_jobs(3) == [4]
     end(harness, 4)
     assert harness.started() == ["2.0.1"]
-    assert "job.dependencies_met" in harness.kinds(3)
+    assert "job.dependencies_met" in harness.event_kinds(3)
 
 
-def test_why_says_what_it_waits_for_and_why_that_waits() -> None:
+def test_why_names_the_dependency_and_why_that_waits() -> None:
     harness = a_harness(1)
     submit(harness, job(harness, 1, cpu=4), job(harness, 2, after(1)), job(harness, 3, after(2)))
     answer = why(harness.controller, 2, harness.now_ms)
@@ -259,12 +259,12 @@ def test_why_says_what_it_waits_for_and_why_that_waits() -> None:
     assert answer.summary == "waits for job 1 (job-1) to succeed"
     assert any("Insufficient cpu" in blocker.text for blocker in answer.blockers), answer.blockers
     assert "hodei why 1" in answer.hint
-    above = why(harness.controller, 3, harness.now_ms)
-    assert above is not None
-    assert any("waits for job 1 (job-1) to succeed" in blocker.text for blocker in above.blockers)
+    next_in_chain = why(harness.controller, 3, harness.now_ms)
+    assert next_in_chain is not None
+    assert any("waits for job 1 (job-1) to succeed" in blocker.text for blocker in next_in_chain.blockers)
 
 
-def test_a_clone_waits_independently() -> None:
+def test_the_dependencies_of_a_clone_are_its_own() -> None:
     harness = a_harness(4)
     submit(harness, job(harness, 1), job(harness, 2, after(1)))
     other = Harness()
@@ -278,7 +278,7 @@ def test_a_clone_waits_independently() -> None:
     assert harness.controller.dependencies.required_jobs(2) == [1]
 
 
-def test_why_says_how_many_of_what_it_waits_for_are_not_listed() -> None:
+def test_why_lists_some_dependencies_and_counts_the_rest() -> None:
     harness = a_harness(1)
     submit(harness, *(job(harness, id) for id in range(1, 31)), job(harness, 99, after(*range(1, 31))))
     answer = why(harness.controller, 99, harness.now_ms)

@@ -1,4 +1,4 @@
-"""Every class of failure against every restart policy and `retry_on`: is it tried again, and what is said of it."""
+"""Every failure class with every restart policy and `retry_on`: retried or not, and with which reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hodei.model.facts import JobRequeued, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness
-from unit.control.scenarios import live, running
+from unit.control.scenarios import live_runs, mark_running
 
-SEEN: dict[str, dict[str, Any]] = {
+OBSERVED: dict[str, dict[str, Any]] = {
     "job_error": {"exit_code": 1},
     "out_of_memory": {"exit_code": 137, "reason_code": "oom"},
     "timeout": {"exit_code": 143, "reason_code": "timeout"},
@@ -27,19 +27,19 @@ CODES = {
 }  # fmt: skip
 
 
-def struck(failure: str, **spec: Any) -> Harness:
-    """A job on the first of two nodes, right after this has happened to it."""
+def after_failure(failure: str, **spec: Any) -> Harness:
+    """A job on one of two nodes, right after this failure."""
     harness = a_harness(1, 1)
     harness.submit(1, **spec)
     if failure == "node_lost":
-        running(harness, "1.0.1")
-        harness.learn(NodeLost(harness.runs["1.0.1"].node))
+        mark_running(harness, "1.0.1")
+        harness.step(NodeLost(harness.runs["1.0.1"].node))
     else:
-        harness.learn(RunObserved("1.0.1", "failed", harness.now_ms, **SEEN[failure]))
+        harness.step(RunObserved("1.0.1", "failed", harness.now_ms, **OBSERVED[failure]))
     return harness
 
 
-# For each: the restart policy, the retries, and which classes are tried again then.
+# Restart policy, retries, and the failure classes that are retried with them.
 POLICIES = [
     pytest.param("never", 3, set(), id="never"),
     pytest.param("on_failure", 0, {"node_lost", "backend_error"}, id="on failure, without retries"),
@@ -48,38 +48,38 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize(("restart", "retries", "again"), POLICIES)
+@pytest.mark.parametrize(("restart", "retries", "retried"), POLICIES)
 @pytest.mark.parametrize("failure", CODES)
-def test_each_failure_is_tried_again_as_its_policy_says(failure, restart, retries, again):
-    harness = struck(failure, restart=restart, retries=retries)
+def test_a_failure_is_retried_as_the_restart_policy_says(failure, restart, retries, retried):
+    harness = after_failure(failure, restart=restart, retries=retries)
     job = harness.jobs[1]
     assert job.failure == failure
-    if failure in again:
+    if failure in retried:
         assert job.state in ("pending", "scheduled")
-        harness.later(60_000)
+        harness.advance(60_000)
         assert harness.state() == "scheduled"
     else:
         assert (job.state, job.reason_code) == ("failed", CODES[failure])
 
 
 @pytest.mark.parametrize("failure", CODES)
-def test_retry_on_names_the_only_failures_after_which_it_is_tried_again(failure):
-    harness = struck(failure, restart="always", retry_on=("node_lost", "out_of_memory"))
+def test_only_failure_classes_in_retry_on_are_retried(failure):
+    harness = after_failure(failure, restart="always", retry_on=("node_lost", "out_of_memory"))
     assert (harness.state() == "failed") == (failure not in ("node_lost", "out_of_memory"))
 
 
-def test_the_last_failure_stays_known_while_it_is_tried_again_and_is_forgotten_with_success():
-    harness = struck("out_of_memory", retries=1)
-    harness.later(10_000)
-    running(harness, "1.0.2")
+def test_the_last_failure_is_kept_during_retries_and_cleared_by_success():
+    harness = after_failure("out_of_memory", retries=1)
+    harness.advance(10_000)
+    mark_running(harness, "1.0.2")
     assert harness.jobs[1].failure == "out_of_memory"
-    harness.see("1.0.2", "succeeded", 0)
+    harness.observe("1.0.2", "succeeded", 0)
     assert (harness.state(), harness.jobs[1].failure) == ("succeeded", "")
 
 
 def test_a_requeue_by_a_user_resets_failures():
-    harness = struck("job_error")
-    harness.learn(JobRequeued(1, harness.jobs[1]))
+    harness = after_failure("job_error")
+    harness.step(JobRequeued(1, harness.jobs[1]))
     assert (harness.state(), harness.jobs[1].failure, harness.jobs[1].failures) == ("scheduled", "", 0)
 
 
@@ -87,44 +87,44 @@ def test_a_requeue_by_a_user_resets_failures():
     ("retry_on", "is_repaired"),
     [pytest.param((), True, id="any"), pytest.param(("node_lost",), False, id="only a lost node")],
 )
-def test_a_member_is_replaced_only_after_failures_that_count_for_its_job(retry_on, is_repaired):
+def test_a_member_is_replaced_only_after_failures_in_retry_on(retry_on, is_repaired):
     harness = a_harness(1, 1)
     harness.submit(1, cpu="1", count=2, retries=3, retry_on=retry_on, gang=GangRules(on_failure="repair"))
-    running(harness, "1.0.1", "1.1.1")
-    harness.see("1.0.1", "failed", 1)
+    mark_running(harness, "1.0.1", "1.1.1")
+    harness.observe("1.0.1", "failed", 1)
     assert (harness.runs["1.0.1"].stop_reason == StopReason("member_ended", gang="repair")) == is_repaired
     assert (harness.stopped() == []) == is_repaired
-    assert live(harness) == ["1.1.1"]
+    assert live_runs(harness) == ["1.1.1"]
 
 
 @pytest.mark.parametrize("restart", ["never", "on_failure", "always"])
-def test_a_backend_that_is_out_of_reach_uses_up_nothing_however_often(restart):
+def test_an_unreachable_backend_uses_no_retries(restart):
     harness = a_harness(1)
     harness.submit(1, restart=restart, retry_on=("job_error",))
     for attempt in range(1, 11):
-        harness.see(f"1.0.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+        harness.observe(f"1.0.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
         assert harness.reason() == ("NOT_REACHED", "connection refused")
-        harness.later(2000)
+        harness.advance(2000)
         assert harness.state() == "scheduled"
     assert (harness.jobs[1].losses, harness.jobs[1].failures, harness.jobs[1].started_ms) == (0, 0, 0)
 
 
-def test_a_member_whose_backend_is_out_of_reach_is_brought_back_without_being_counted():
+def test_a_member_of_an_unreachable_backend_is_replaced_without_using_retries():
     harness = a_harness(1, 1)
     harness.submit(1, count=2, gang=GangRules(on_failure="repair"))
-    running(harness, "1.0.1")
+    mark_running(harness, "1.0.1")
     for attempt in range(1, 6):
-        harness.see(f"1.1.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
-        harness.later(10_000)
+        harness.observe(f"1.1.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+        harness.advance(10_000)
         assert harness.runs[f"1.1.{attempt + 1}"].state == "placed"
     assert harness.runs["1.0.1"].state == "running"
     assert (harness.jobs[1].losses, harness.jobs[1].failures) == (0, 0)
 
 
-def test_a_gang_of_which_a_member_ran_does_not_run_again_if_it_never_may():
+def test_a_gang_with_a_member_that_ran_is_not_restarted_under_restart_never():
     harness = a_harness(1, 1)
     harness.submit(1, count=2, restart="never")
-    running(harness, "1.0.1")
-    harness.see("1.1.1", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
-    harness.see("1.0.1", "stopped")
+    mark_running(harness, "1.0.1")
+    harness.observe("1.1.1", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+    harness.observe("1.0.1", "stopped")
     assert (harness.state(), harness.reason()[0]) == ("failed", "START_FAILED")

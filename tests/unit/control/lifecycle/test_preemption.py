@@ -1,4 +1,4 @@
-"""Whose place is taken when there is more to it than room: devices, ports, layouts, saved work, gangs that can shrink."""
+"""Choice of victims beyond plain capacity: devices, ports, layouts, checkpoints, gangs that can shrink."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ELASTIC = GangRules(elastic=True)
 
 
 def _run(harness: Harness, id: int, *members: int, **fields: object) -> None:
-    """A job that runs, and a minute goes by."""
+    """A job that has been running for a minute."""
     harness.submit(id, **fields)
     for member in members or (0,):
-        harness.see(f"{id}.{member}.1", "running")
+        harness.observe(f"{id}.{member}.1", "running")
     harness.now_ms += 60_000
 
 
-def _goes(harness: Harness, *runs: str) -> None:
+def _stop(harness: Harness, *runs: str) -> None:
     harness.now_ms += 100
     for run in runs:
-        harness.see(run, "failed", 143)
+        harness.observe(run, "failed", 143)
 
 
 def test_the_holder_of_a_port_is_preempted_even_if_there_is_capacity_for_both():
@@ -37,7 +37,7 @@ def test_the_holder_of_a_port_is_preempted_even_if_there_is_capacity_for_both():
     _run(harness, 3, cpu="1", priority="low")
     harness.submit(9, cpu="1", priority="high", ports=(HostPort(80),))
     assert harness.stopped() == ["2.0.1"]
-    _goes(harness, "2.0.1")
+    _stop(harness, "2.0.1")
     assert harness.started() == ["9.0.1"]
 
 
@@ -49,39 +49,39 @@ def test_no_job_is_preempted_for_a_port_of_a_higher_job():
     assert (harness.stopped(), harness.state(9)) == ([], "pending")
 
 
-def test_a_whole_gpu_is_made_free_not_two_halves_of_two():
+def test_victims_are_on_one_gpu_if_a_whole_gpu_is_requested():
     harness = Harness(a_node("n1", 16, "64Gi", gpu=2))
     for id, priority in ((1, "batch"), (2, "low"), (3, "batch"), (4, "low")):
         _run(harness, id, cpu="1", gpu="0.5", priority=priority)
     harness.submit(9, cpu="1", gpu="1", priority="high")
     assert harness.stopped() == ["3.0.1", "4.0.1"]  # 1 and 3 would lose less, but share no GPU
-    _goes(harness, "3.0.1", "4.0.1")
+    _stop(harness, "3.0.1", "4.0.1")
     assert harness.started() == ["9.0.1"]
 
 
-def test_cores_are_made_free_in_one_socket():
+def test_victims_are_on_one_socket_if_the_binding_requires_it():
     sockets = (Socket(cpus=(0, 1)), Socket(cpus=(2, 3)))
     harness = Harness(a_node("n1", 8, "64Gi", sockets=sockets))
     for id in (1, 2, 3, 4):
         _run(harness, id, cpu="1", binding="cores", priority="low" if id % 2 else "batch")
     on = {id: harness.runs[f"{id}.0.1"].grant.cpus[0] // 2 for id in (1, 2, 3, 4)}
     harness.submit(9, cpu="2", binding="numa", priority="high")
-    gone = [int(run.partition(".")[0]) for run in harness.stopped()]
-    assert len(gone) == 2
-    assert len({on[id] for id in gone}) == 1
+    stopped = [int(run.partition(".")[0]) for run in harness.stopped()]
+    assert len(stopped) == 2
+    assert len({on[id] for id in stopped}) == 1
 
 
-def test_room_is_made_in_one_rack_for_a_gang_that_must_be_in_one():
+def test_victims_are_in_one_rack_if_the_gang_requires_it():
     nodes = [a_node(f"{rack}{i}", 1, location=Location(rack=rack)) for rack in "ab" for i in (1, 2)]
     harness = Harness(*nodes)
     for id, priority in ((1, "batch"), (2, "low"), (3, "batch"), (4, "low")):
         _run(harness, id, cpu="1", priority=priority)
     on = {run.job: run.node for run in harness.runs.values()}
     harness.submit(9, cpu="1", count=2, priority="high", gang=GangRules(topology="rack"))
-    gone = harness.stopped()
-    assert len(gone) == 2
-    assert len({on[int(run.partition(".")[0])][0] for run in gone}) == 1
-    _goes(harness, *gone)
+    stopped = harness.stopped()
+    assert len(stopped) == 2
+    assert len({on[int(run.partition(".")[0])][0] for run in stopped}) == 1
+    _stop(harness, *stopped)
     assert harness.started() == ["9.0.1", "9.1.1"]
 
 
@@ -98,13 +98,13 @@ def test_a_stopping_job_causes_no_other_preemption():
     harness = a_harness(1, 1)
     _run(harness, 1, cpu="1", priority="low")
     _run(harness, 2, cpu="1", priority="low")
-    harness.learn(JobCancelled(1))
+    harness.step(JobCancelled(1))
     harness.submit(9, cpu="1", priority="high")
     assert harness.stopped() == []
     assert "waiting for job 1 to stop" in harness.reason(9)[1]
 
 
-def test_the_second_member_is_helped_by_what_is_left_after_the_first():
+def test_victims_of_a_gang_are_only_those_that_free_capacity_does_not_replace():
     harness = a_harness(2, 2)
     for id in (1, 2, 3):
         _run(harness, id, cpu="1", priority="low")
@@ -114,17 +114,17 @@ def test_the_second_member_is_helped_by_what_is_left_after_the_first():
     assert len(harness.stopped()) == 2
 
 
-@pytest.mark.parametrize("saved_ms", [0, 500_000], ids=["never saved", "saved a moment ago"])
+@pytest.mark.parametrize("saved_ms", [0, 500_000], ids=["no checkpoint", "a recent checkpoint"])
 def test_work_lost_is_counted_from_the_last_checkpoint(saved_ms):
     harness = a_harness(2)
     harness.submit(1, cpu="1", priority="low")
-    harness.see("1.0.1", "running")
-    began = harness.now_ms
+    harness.observe("1.0.1", "running")
+    started_ms = harness.now_ms
     harness.now_ms += 400_000
     _run(harness, 2, cpu="1", priority="low")
-    harness.now_ms = began + 500_001
+    harness.now_ms = started_ms + 500_001
     if saved_ms:
-        harness.see("1.0.1", "running", checkpoint_ms=began + saved_ms)
+        harness.observe("1.0.1", "running", checkpoint_ms=started_ms + saved_ms)
     harness.submit(9, cpu="1", priority="high")
     assert harness.stopped() == (["1.0.1"] if saved_ms else ["2.0.1"])
 
@@ -137,7 +137,7 @@ def test_a_victim_with_a_checkpoint_hook_loses_no_work():
     assert harness.stopped() == ["1.0.1"]
 
 
-def test_members_that_a_gang_can_do_without_go_first_and_alone():
+def test_members_above_the_minimum_of_an_elastic_gang_are_stopped_first():
     harness = a_harness(3)
     _run(harness, 1, 0, 1, 2, cpu="1", count=3, min_count=1, priority="low", gang=ELASTIC)
     done = harness.submit(9, cpu="1", priority="high", name="urgent")
@@ -146,15 +146,15 @@ def test_members_that_a_gang_can_do_without_go_first_and_alone():
         "preempted", "by job 9 (urgent, priority 750)", gang="shrink"
     )
     assert [(e.job, e.preemptor, e.nodes, e.members) for e in done.plan.evictions] == [(1, 9, ("n1",), (2,))]
-    assert "job.shrunk" in harness.kinds(1)
-    assert "job.preempted" not in harness.kinds(1)
+    assert "job.shrunk" in harness.event_kinds(1)
+    assert "job.preempted" not in harness.event_kinds(1)
     assert harness.reason(9) == ("PREEMPTING", "preempting on n1: waiting for job 1 (member 2) to stop")
-    _goes(harness, "1.2.1")
+    _stop(harness, "1.2.1")
     assert harness.started() == ["9.0.1"]
     assert (harness.state(1), harness.jobs[1].preemptions) == ("running", 0)
 
 
-def test_a_gang_shrinks_rather_than_that_another_of_its_class_ends():
+def test_shrinking_a_gang_is_preferred_to_preempting_another_job():
     harness = a_harness(2, 1)
     _run(harness, 1, 0, 1, cpu="1", count=2, min_count=1, priority="low", gang=ELASTIC)
     _run(harness, 2, cpu="1", priority="low")
@@ -162,33 +162,33 @@ def test_a_gang_shrinks_rather_than_that_another_of_its_class_ends():
     assert harness.stopped() == ["1.1.1"]
 
 
-def test_a_gang_goes_whole_when_what_it_can_spare_is_not_enough():
+def test_a_gang_is_preempted_whole_if_shrinking_is_not_enough():
     harness = a_harness(3)
     _run(harness, 1, 0, 1, 2, cpu="1", count=3, min_count=2, priority="low", gang=ELASTIC)
     done = harness.submit(9, cpu="2", priority="high")
     assert sorted(harness.stopped()) == ["1.0.1", "1.1.1", "1.2.1"]
     assert [eviction.members for eviction in done.plan.evictions] == [()]
-    assert "job.preempted" in harness.kinds(1)
+    assert "job.preempted" in harness.event_kinds(1)
 
 
-def test_a_gang_that_is_not_elastic_spares_no_member():
+def test_a_gang_that_is_not_elastic_is_preempted_whole():
     harness = a_harness(3)
     _run(harness, 1, 0, 1, 2, cpu="1", count=3, min_count=1, priority="low")
     harness.submit(9, cpu="1", priority="high")
     assert sorted(harness.stopped()) == ["1.0.1", "1.1.1", "1.2.1"]
 
 
-def test_what_a_gang_gave_up_is_not_asked_of_it_twice():
+def test_a_shrunk_gang_is_preempted_whole_for_the_next_preemptor():
     harness = a_harness(2)
     _run(harness, 1, 0, 1, cpu="1", count=2, min_count=1, priority="low", gang=ELASTIC)
     harness.submit(8, cpu="1", priority="high")
     assert harness.stopped() == ["1.1.1"]
     harness.submit(9, cpu="1", priority="high")
-    assert harness.stopped() == ["1.0.1"]  # now the rest of it has to go
+    assert harness.stopped() == ["1.0.1"]  # only its minimum is left
     assert harness.runs["1.0.1"].stop_reason.code == "preempted"
 
 
-def test_a_job_sent_away_too_often_is_safe_but_for_what_it_can_spare():
+def test_a_gang_protected_from_preemption_can_still_shrink():
     harness = a_harness(2, preemption=PreemptionPolicy(max_per_job=0))
     _run(harness, 1, 0, 1, cpu="1", count=2, min_count=1, priority="low", gang=ELASTIC)
     harness.submit(8, cpu="1", priority="high")
@@ -197,9 +197,9 @@ def test_a_job_sent_away_too_often_is_safe_but_for_what_it_can_spare():
     assert harness.stopped() == []
 
 
-def test_room_for_a_shrunk_member_that_goes_with_its_node_is_on_record_as_void():
+def test_a_preemption_by_shrinking_is_abandoned_when_the_node_is_lost():
     harness = a_harness(2)
     _run(harness, 1, 0, 1, cpu="1", count=2, min_count=1, priority="low", gang=ELASTIC)
     harness.submit(9, cpu="1", priority="high")
-    harness.learn(NodeLost("n1"))
-    assert "job.preemption_abandoned" in harness.kinds(9)
+    harness.step(NodeLost("n1"))
+    assert "job.preemption_abandoned" in harness.event_kinds(9)

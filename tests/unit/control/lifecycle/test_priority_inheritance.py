@@ -1,4 +1,4 @@
-"""A critical job lifts what it waits for."""
+"""A job inherits the priority of the jobs that depend on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def after(*jobs):
 
 
 def next_started(harness):
-    harness.see(next(run.id for run in harness.runs.values() if run.state in ("placed", "running")), "succeeded", 0)
+    harness.observe(next(run.id for run in harness.runs.values() if run.state in ("placed", "running")), "succeeded", 0)
     return [run.split(".")[0] for run in harness.started()]
 
 
 @pytest.mark.parametrize("queue", ["priority", "multifactor", "fair"])
-def test_a_critical_job_lifts_what_it_waits_for(queue):
+def test_a_job_inherits_the_priority_of_a_critical_dependent(queue):
     harness = a_harness(queue)
     harness.submit(2, priority="high")
     harness.submit(3, priority="low")
@@ -49,11 +49,11 @@ def test_inherited_priority_ends_with_the_dependents():
     harness.submit(2, priority="high")
     harness.submit(3, priority="low")
     harness.submit(4, priority="critical", after=after(3))
-    harness.learn(JobCancelled(4))
+    harness.step(JobCancelled(4))
     assert next_started(harness) == ["2"]
 
 
-def test_less_important_work_that_waits_changes_nothing():
+def test_a_dependent_of_lower_priority_changes_nothing():
     harness = a_harness("priority")
     harness.submit(2, priority="medium")
     harness.submit(3, priority="low")
@@ -65,7 +65,7 @@ def test_less_important_work_that_waits_changes_nothing():
 def test_inherited_priority_does_not_preempt():
     harness = Harness(*some_nodes(1))
     harness.submit(1, priority="medium")
-    harness.later(1000)
+    harness.advance(1000)
     harness.submit(2, priority="low")
     harness.submit(3, priority="critical", after=after(2))
     assert harness.stopped() == []

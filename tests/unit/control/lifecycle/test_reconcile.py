@@ -1,4 +1,4 @@
-"""Our books against a backend's: who is right, and what is to be done so that both agree."""
+"""Reconciliation of our runs with those that a backend reports."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def _cluster(state, stop="", backend="local", spec_grace=10_000):
 @pytest.mark.parametrize(
     ("ours", "stop", "theirs", "facts", "orders"),
     [
-        pytest.param("placed", "", None, [], ["Start"], id="never seen: it is ordered again"),
+        pytest.param("placed", "", None, [], ["Start"], id="unknown there: start is repeated"),
         pytest.param(
-            "placed", "cancelled", None, [], ["Start", "Stop"], id="never seen and unwanted: ordered, stopped"
+            "placed", "cancelled", None, [], ["Start", "Stop"], id="unknown there and to be stopped: start and stop"
         ),
-        pytest.param("placed", "", RUNNING, [RUNNING], [], id="it has begun meanwhile"),
-        pytest.param("placed", "", ENDED, [ENDED], [], id="it has begun and ended meanwhile"),
-        pytest.param("running", "", RUNNING, [RUNNING], [], id="it goes on"),
+        pytest.param("placed", "", RUNNING, [RUNNING], [], id="it has started meanwhile"),
+        pytest.param("placed", "", ENDED, [ENDED], [], id="it has started and ended meanwhile"),
+        pytest.param("running", "", RUNNING, [RUNNING], [], id="running on both sides"),
         pytest.param("running", "", ENDED, [ENDED], [], id="it has ended meanwhile"),
         pytest.param("running", "drained", RUNNING, [RUNNING], ["Stop"], id="the stop may not have arrived"),
         pytest.param("running", "drained", ENDED, [ENDED], [], id="the stop has arrived"),
-        pytest.param("running", "", None, [LOST], [], id="forgotten by a backend with a memory: lost"),
-        pytest.param("succeeded", "", ENDED, [], ["Forget"], id="we know already: they may forget"),
-        pytest.param("succeeded", "", RUNNING, [], ["Stop"], id="over for us, alive there: not wanted"),
-        pytest.param("succeeded", "", None, [], [], id="over for both"),
-        pytest.param(None, "", ENDED, [], ["Forget"], id="of an attempt that is over, ended"),
-        pytest.param(None, "", RUNNING, [], ["Stop"], id="of an attempt that is over, alive"),
+        pytest.param("running", "", None, [LOST], [], id="running here, unknown there: lost"),
+        pytest.param("succeeded", "", ENDED, [], ["Forget"], id="ended on both sides: forget"),
+        pytest.param("succeeded", "", RUNNING, [], ["Stop"], id="ended here, running there: stop"),
+        pytest.param("succeeded", "", None, [], [], id="ended here, unknown there"),
+        pytest.param(None, "", ENDED, [], ["Forget"], id="unknown here, ended there: forget"),
+        pytest.param(None, "", RUNNING, [], ["Stop"], id="unknown here, running there: stop"),
     ],
 )
-def test_both_sides_agree_again(ours, stop, theirs, facts, orders):
+def test_reconcile_returns_the_missing_facts_and_orders(ours, stop, theirs, facts, orders):
     known = {} if theirs is None else {"1.0.1": theirs}
-    found, given = reconcile(_cluster(ours, stop), "local", known, NOW_MS)
+    found, ordered = reconcile(_cluster(ours, stop), "local", known, NOW_MS)
     assert found == facts
-    assert [type(order).__name__ for order in given] == orders
+    assert [type(order).__name__ for order in ordered] == orders
 
 
-def test_orders_carry_all_that_a_backend_needs():
+def test_orders_have_all_that_a_backend_needs():
     cluster = _cluster("placed", "cancelled", spec_grace=777)
     _, (start, stop) = reconcile(cluster, "local", {}, NOW_MS)
     spec = cluster.jobs[1].spec
@@ -69,5 +69,5 @@ def test_an_unknown_run_is_stopped_without_grace_and_an_old_end_is_forgotten():
     assert orders == [Stop("7.0.3", "local", 0, StopReason("not_wanted")), Forget("8.0.1", "local")]
 
 
-def test_runs_on_other_backends_are_none_of_its_business():
+def test_runs_on_other_backends_are_ignored():
     assert reconcile(_cluster("running", backend="elsewhere"), "local", {}, NOW_MS) == ([], [])

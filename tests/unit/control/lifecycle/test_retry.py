@@ -1,4 +1,4 @@
-"""Pauses grow, are bounded, and are the same on every replay."""
+"""Backoff: pauses grow, are bounded, and are repeatable. Timers fire in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hodei.control.lifecycle.retry import Backoff
 from hodei.control.state import Timers
 
 
-def test_pauses_double_up_to_the_most():
+def test_pauses_double_up_to_the_maximum():
     backoff = Backoff(1000, 2, 10_000, jitter_milli=0)
     assert [backoff.pause_ms(1, tries) for tries in (0, 1, 2, 3, 4, 5, 1_000_000)] == [
         1000, 1000, 2000, 4000, 8000, 10_000, 10_000,
@@ -16,11 +16,11 @@ def test_pauses_double_up_to_the_most():
 
 
 @pytest.mark.parametrize("tries", [1, 3, 9])
-def test_the_spread_is_a_tenth_at_most_and_always_the_same(tries):
+def test_the_jitter_is_at_most_a_tenth_and_repeatable(tries):
     backoff = Backoff(1000, 2, 10_000, jitter_milli=100)
-    whole = Backoff(1000, 2, 10_000, jitter_milli=0).pause_ms(1, tries)
+    without_jitter = Backoff(1000, 2, 10_000, jitter_milli=0).pause_ms(1, tries)
     pauses = {backoff.pause_ms(job, tries) for job in range(1, 200)}
-    assert all(whole <= pause <= whole + whole // 10 for pause in pauses)
+    assert all(without_jitter <= pause <= without_jitter + without_jitter // 10 for pause in pauses)
     assert len(pauses) > 50
     assert backoff.pause_ms(7, tries) == backoff.pause_ms(7, tries)
 

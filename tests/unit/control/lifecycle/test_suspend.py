@@ -1,4 +1,4 @@
-"""Suspend and resume, and saving work in between, as the controller sees them."""
+"""Suspend, resume and checkpoint requests in the controller."""
 
 from __future__ import annotations
 
@@ -9,153 +9,155 @@ from hodei.model.facts import JobCancelled, JobCheckpointRequested, JobReleased,
 from hodei.model.job import Checkpoint, GangRules
 from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness, some_nodes
-from unit.control.scenarios import gone, is_empty, live, running
+from unit.control.scenarios import is_empty, live_runs, mark_running, stop_runs
 
 SAVES = Checkpoint(signal="USR1")
 
 
-def a_running(*cpus: int, **spec) -> Harness:
+def running_job(*cpus: int, **spec) -> Harness:
     harness = a_harness(*cpus or (1,))
     harness.submit(1, **spec)
-    running(harness, *live(harness))
+    mark_running(harness, *live_runs(harness))
     return harness
 
 
-def test_a_running_job_saves_its_work_leaves_and_is_held():
-    harness = a_running(checkpoint=SAVES)
-    harness.learn(JobSuspended(1))
+def test_a_suspended_job_takes_a_checkpoint_stops_and_is_held():
+    harness = running_job(checkpoint=SAVES)
+    harness.step(JobSuspended(1))
     assert harness.acts == [Stop("1.0.1", "local", 10_000, StopReason("suspended"), SAVES)]
     assert (harness.state(), harness.jobs[1].suspend_requested) == ("running", True)
-    harness.see("1.0.1", "stopped", 143, checkpoint_ms=harness.now_ms)
+    harness.observe("1.0.1", "stopped", 143, checkpoint_ms=harness.now_ms)
     assert (harness.state(), harness.reason()) == ("held", ("SUSPENDED", "suspended by a user"))
     assert (harness.jobs[1].suspend_requested, harness.runs["1.0.1"].checkpoint_ms) == (False, harness.now_ms)
     assert is_empty(harness)
-    assert harness.kinds(1)[-3:] == ["job.suspend_requested", "run.ended", "job.suspended"]
+    assert harness.event_kinds(1)[-3:] == ["job.suspend_requested", "run.ended", "job.suspended"]
 
 
 def test_a_resumed_job_is_a_new_attempt_with_the_same_queue_position_and_failures():
-    harness = a_running(retries=3)
-    harness.see("1.0.1", "failed", 1)
-    harness.later(5_000)
-    running(harness, "1.0.2")
+    harness = running_job(retries=3)
+    harness.observe("1.0.1", "failed", 1)
+    harness.advance(5_000)
+    mark_running(harness, "1.0.2")
     submitted = harness.jobs[1].submitted_ms
-    harness.learn(JobSuspended(1))
-    gone(harness, "1.0.2")
-    harness.learn(JobReleased(1))
+    harness.step(JobSuspended(1))
+    stop_runs(harness, "1.0.2")
+    harness.step(JobReleased(1))
     assert (harness.state(), harness.started()) == ("scheduled", ["1.0.3"])
     assert (harness.jobs[1].submitted_ms, harness.jobs[1].failures) == (submitted, 1)
 
 
-def test_a_waiting_job_is_held_at_once():
+def test_a_suspended_pending_job_is_held_at_once():
     harness = a_harness(1)
     harness.submit(1, 2)
-    harness.learn(JobSuspended(2))
+    harness.step(JobSuspended(2))
     assert (harness.state(2), harness.reason(2)[0]) == ("held", "SUSPENDED")
-    harness.see("1.0.1", "succeeded", 0)
+    harness.observe("1.0.1", "succeeded", 0)
     assert harness.started() == []
-    harness.learn(JobReleased(2))
+    harness.step(JobReleased(2))
     assert harness.started() == ["2.0.1"]
 
 
-def test_all_members_of_a_gang_go_and_come_back():
-    harness = a_running(1, 1, cpu="1", count=2)
-    harness.learn(JobSuspended(1))
+def test_all_members_of_a_gang_are_suspended_and_resumed():
+    harness = running_job(1, 1, cpu="1", count=2)
+    harness.step(JobSuspended(1))
     assert sorted(harness.stopped()) == ["1.0.1", "1.1.1"]
-    gone(harness, "1.0.1", "1.1.1")
+    stop_runs(harness, "1.0.1", "1.1.1")
     assert harness.state() == "held"
-    harness.learn(JobReleased(1))
+    harness.step(JobReleased(1))
     assert sorted(harness.started()) == ["1.0.2", "1.1.2"]
 
 
-def test_a_gang_that_lacks_a_member_is_suspended_with_it():
-    harness = a_running(1, 1, cpu="1", count=2, retries=3, gang=GangRules(on_failure="repair"))
-    harness.see("1.0.1", "failed", 1)
-    harness.learn(JobSuspended(1))
+def test_a_gang_under_repair_is_suspended_without_a_replacement():
+    harness = running_job(1, 1, cpu="1", count=2, retries=3, gang=GangRules(on_failure="repair"))
+    harness.observe("1.0.1", "failed", 1)
+    harness.step(JobSuspended(1))
     assert harness.stopped() == ["1.1.1"]
-    gone(harness, "1.1.1")
+    stop_runs(harness, "1.1.1")
     assert harness.state() == "held"
-    harness.later(60_000)
+    harness.advance(60_000)
     assert (harness.state(), is_empty(harness)) == ("held", True)
 
 
 @pytest.mark.parametrize(
-    ("what", "state"),
+    ("report", "state"),
     [
-        pytest.param({"state": "succeeded", "exit_code": 0}, "succeeded", id="it was done already"),
-        pytest.param({"state": "failed", "exit_code": 3}, "held", id="it ended badly when it was told to go"),
-        pytest.param({"state": "lost"}, "held", id="it was lost on the way"),
+        pytest.param({"state": "succeeded", "exit_code": 0}, "succeeded", id="it has already succeeded"),
+        pytest.param({"state": "failed", "exit_code": 3}, "held", id="it fails while it stops"),
+        pytest.param({"state": "lost"}, "held", id="it is lost while it stops"),
     ],
 )
-def test_however_a_run_goes_its_job_is_suspended_unless_it_was_done(what, state):
-    harness = a_running()
-    harness.learn(JobSuspended(1))
-    harness.see("1.0.1", **what)
+def test_a_job_is_suspended_however_its_run_stops_unless_it_succeeds(report, state):
+    harness = running_job()
+    harness.step(JobSuspended(1))
+    harness.observe("1.0.1", **report)
     assert harness.state() == state
 
 
 def test_a_job_resumed_before_it_has_stopped_is_queued_when_it_has():
-    harness = a_running()
-    harness.learn(JobSuspended(1))
-    harness.learn(JobReleased(1))
-    gone(harness, "1.0.1")
+    harness = running_job()
+    harness.step(JobSuspended(1))
+    harness.step(JobReleased(1))
+    stop_runs(harness, "1.0.1")
     assert (harness.state(), harness.started()) == ("scheduled", ["1.0.2"])
 
 
 @pytest.mark.parametrize(
-    ("word", "state"),
+    ("fact", "state"),
     [
         pytest.param(JobCancelled(1), "cancelled", id="cancelled"),
         pytest.param(JobRequeued(1), "scheduled", id="requeued"),
     ],
 )
-def test_the_last_word_counts(word, state):
-    harness = a_running()
-    harness.learn(JobSuspended(1))
-    harness.learn(word)
-    gone(harness, "1.0.1")
+def test_a_later_command_replaces_the_suspension(fact, state):
+    harness = running_job()
+    harness.step(JobSuspended(1))
+    harness.step(fact)
+    stop_runs(harness, "1.0.1")
     assert harness.state() == state
 
 
-def test_a_crash_between_the_wish_and_the_end_forgets_nothing():
-    harness = a_running()
-    harness.learn(JobSuspended(1))
+def test_a_suspension_survives_a_restart():
+    harness = running_job()
+    harness.step(JobSuspended(1))
     harness.restart(*some_nodes(1))
-    gone(harness, "1.0.1")
+    stop_runs(harness, "1.0.1")
     assert (harness.state(), harness.reason()[0]) == ("held", "SUSPENDED")
     harness.restart(*some_nodes(1))
     assert (harness.state(), harness.started()) == ("held", [])
 
 
 def test_a_lost_node_does_not_resume_suspended_jobs():
-    harness = a_running(1, 1)
-    harness.learn(JobSuspended(1))
-    harness.learn(NodeLost(harness.runs["1.0.1"].node))
+    harness = running_job(1, 1)
+    harness.step(JobSuspended(1))
+    harness.step(NodeLost(harness.runs["1.0.1"].node))
     assert (harness.state(), harness.reason()[0]) == ("held", "SUSPENDED")
 
 
 def test_a_checkpoint_request_reaches_every_run():
-    harness = a_running(1, 1, cpu="1", count=2, checkpoint=SAVES)
-    harness.learn(JobCheckpointRequested(1))
+    harness = running_job(1, 1, cpu="1", count=2, checkpoint=SAVES)
+    harness.step(JobCheckpointRequested(1))
     assert harness.acts == [TakeCheckpoint(f"1.{member}.1", "local", SAVES) for member in (0, 1)]
-    harness.see("1.0.1", "running", checkpoint_ms=harness.now_ms)
+    harness.observe("1.0.1", "running", checkpoint_ms=harness.now_ms)
     assert harness.runs["1.0.1"].checkpoint_ms == harness.now_ms
-    harness.see("1.1.1", "running", checkpoint_error="no checkpoint was seen within 30s")
+    harness.observe("1.1.1", "running", checkpoint_error="no checkpoint was seen within 30s")
     assert harness.events[-1].kind == "run.checkpoint_failed"
     assert (harness.state(), harness.runs["1.1.1"].checkpoint_ms) == ("running", 0)
 
 
-@pytest.mark.parametrize("spec", [{}, {"checkpoint": Checkpoint(file="/x")}], ids=["nothing said", "only a file"])
+@pytest.mark.parametrize(
+    "spec", [{}, {"checkpoint": Checkpoint(file="/x")}], ids=["no checkpoint section", "only a file"]
+)
 def test_no_checkpoint_is_requested_without_a_hook(spec):
-    harness = a_running(**spec)
-    harness.learn(JobCheckpointRequested(1))
+    harness = running_job(**spec)
+    harness.step(JobCheckpointRequested(1))
     assert harness.acts == []
 
 
 def test_health_is_stored_with_the_run_and_changes_are_events():
-    harness = a_running()
+    harness = running_job()
     for health in ("ok", "ok", "failing", "ok"):
-        harness.see("1.0.1", "running", health=health)
+        harness.observe("1.0.1", "running", health=health)
     assert harness.runs["1.0.1"].health == "ok"
-    assert [kind for kind in harness.kinds(1) if kind.endswith("healthy")] == [
+    assert [kind for kind in harness.event_kinds(1) if kind.endswith("healthy")] == [
         "run.healthy", "run.unhealthy", "run.healthy",
     ]  # fmt: skip

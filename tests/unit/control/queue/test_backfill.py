@@ -1,4 +1,4 @@
-"""A promise is kept where it was given, and one that can not be kept stands in nobody's way."""
+"""Start reservations of a backfill queue: kept, withdrawn and made again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOUR = 3600 * SECOND
 ONE_ZONE = GangRules(topology="zone", topology_required=True)
 
 
-def a_line(backfill: str = "conservative", fill: str = "queue") -> Any:
+def a_profile(backfill: str = "conservative", fill: str = "queue") -> Any:
     return build_profile("default", queue="batch", queue_arguments={"backfill": backfill, "fill": fill})
 
 
@@ -29,44 +29,44 @@ def two_zones(**options: Any) -> Harness:
 
 def end(harness: Harness, run: str, at_ms: int) -> Step:
     harness.now_ms = NOW_MS + at_ms
-    return harness.see(run, "succeeded", 0)
+    return harness.observe(run, "succeeded", 0)
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
 def test_a_job_blocked_by_a_rule_at_its_reserved_start_loses_the_reservation(backfill):
-    harness = two_zones(profiles={"default": a_line(backfill)})
+    harness = two_zones(profiles={"default": a_profile(backfill)})
     harness.submit(1, cpu=1, estimate_ms=HOUR)
-    harness.see("1.0.1", "running")
+    harness.observe("1.0.1", "running")
     harness.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
     harness.submit(3, cpu=2, estimate_ms=2 * HOUR)
     assert harness.reason(3)[0] == "START_RESERVED"
     end(harness, "1.0.1", HOUR)
-    assert harness.started() == ["3.0.1"], "no zone will ever hold job 2, and nothing else is in its way"
+    assert harness.started() == ["3.0.1"], "job 2 fits in no zone and does not block job 3"
 
 
-@pytest.mark.parametrize("name", ["a line that has its turn before", "the line after"])
+@pytest.mark.parametrize("name", ["a profile before default", "the profile after default"])
 def test_a_lapsed_start_reservation_wakes_other_queues(name):
-    harness = two_zones(profiles={"default": a_line(), name: build_profile(name)})
+    harness = two_zones(profiles={"default": a_profile(), name: build_profile(name)})
     harness.submit(1, cpu=1, estimate_ms=HOUR)
-    harness.see("1.0.1", "running")
+    harness.observe("1.0.1", "running")
     harness.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
     harness.submit(3, cpu=2, estimate_ms=2 * HOUR, profile=name)
     assert harness.reason(3)[0] == "START_RESERVED"
     end(harness, "1.0.1", HOUR)
     started = harness.started()
     assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms
-    harness.learn()
+    harness.step()
     assert [*started, *harness.started()] == ["3.0.1"]
-    assert harness.controller.next_wakeup_ms(harness.now_ms) != harness.now_ms, "once more, and only once"
+    assert harness.controller.next_wakeup_ms(harness.now_ms) != harness.now_ms, "there is one extra step only"
 
 
 def test_a_withdrawn_start_reservation_wakes_jobs_at_the_front():
-    """Job 1 fits in one order of its members only, which a promise, given one by one, does not find."""
+    """Job 1 fits only with its members in one order, which the search for a start reservation does not find."""
     small = a_task("small", cpu="500m", count=2, min_count=2, node_selector={"zone": "b"})
     large = a_task("large", cpu=1, count=3, min_count=3)
-    harness = two_zones(profiles={"default": a_line()})
+    harness = two_zones(profiles={"default": a_profile()})
     harness.submit(9, cpu=1, estimate_ms=HOUR)
-    harness.see("9.0.1", "running")
+    harness.observe("9.0.1", "running")
     harness.now_ms += SECOND
     harness.submit(1, tasks=(large, small), estimate_ms=HOUR)
     harness.now_ms += SECOND
@@ -77,22 +77,22 @@ def test_a_withdrawn_start_reservation_wakes_jobs_at_the_front():
 
 
 def test_a_start_reservation_on_a_removed_node_is_made_again():
-    harness = Harness(a_node("n1", 4), a_node("n2", 4), profiles={"default": a_line()})
+    harness = Harness(a_node("n1", 4), a_node("n2", 4), profiles={"default": a_profile()})
     harness.submit(1, cpu=3, estimate_ms=HOUR)
-    harness.see("1.0.1", "running")
+    harness.observe("1.0.1", "running")
     harness.submit(2, cpu=4, count=2, min_count=2, estimate_ms=HOUR)
     harness.submit(3, cpu=4, estimate_ms=2 * HOUR)
     assert harness.reason(3)[0] == "START_RESERVED"
     harness.now_ms += SECOND
-    harness.learn(NodeLost("n1" if harness.runs["1.0.1"].node == "n1" else "n2", "gone"))
-    assert harness.started() == ["3.0.1"], "job 2 can not start on one node"
+    harness.step(NodeLost("n1" if harness.runs["1.0.1"].node == "n1" else "n2", "unplugged"))
+    assert harness.started() == ["3.0.1"], "job 2 cannot start on one node"
 
 
 def test_a_gang_of_different_members_starts_at_its_reserved_time():
-    """Of the ways in which job 4 has room, all but what it was promised would delay job 6."""
-    rooms = (("2", "8Gi"), ("4", "4Gi"), ("2", "4Gi"), ("4", "8Gi"))
-    nodes = [a_node(f"n{at}", cpu, memory) for at, (cpu, memory) in enumerate(rooms, 1)]
-    harness = Harness(*nodes, profiles={"default": a_line(fill="largest")})
+    """Of the placements of job 4, only the reserved one does not delay job 6."""
+    sizes = (("2", "8Gi"), ("4", "4Gi"), ("2", "4Gi"), ("4", "8Gi"))
+    nodes = [a_node(f"n{at}", cpu, memory) for at, (cpu, memory) in enumerate(sizes, 1)]
+    harness = Harness(*nodes, profiles={"default": a_profile(fill="largest")})
     thin = a_task("thin", cpu="500m", memory="2Gi", count=3, min_count=3)
     thick = a_task("thick", cpu=1, memory="3Gi", count=3, min_count=3)
     harness.submit(1, cpu=1, memory="2Gi", estimate_ms=19 * SECOND)
@@ -100,7 +100,7 @@ def test_a_gang_of_different_members_starts_at_its_reserved_time():
     harness.now_ms += SECOND
     harness.submit(3, cpu=2, memory="1Gi", estimate_ms=8 * SECOND)
     at = {"at_ms": harness.now_ms, "queued_ms": harness.now_ms}
-    harness.learn(
+    harness.step(
         JobSubmitted(a_job(4, tasks=(thin, thick), estimate_ms=55 * SECOND, **at)),
         JobSubmitted(a_job(5, cpu=1, memory="3Gi", estimate_ms=21 * SECOND, **at)),
         JobSubmitted(a_job(6, cpu=1, memory="2Gi", count=3, min_count=3, estimate_ms=53 * SECOND, **at)),

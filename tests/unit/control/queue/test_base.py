@@ -1,4 +1,4 @@
-"""Who waits, who is next, who sleeps, and what wakes them."""
+"""The scheduling queue: order, tenants, parked groups and their triggers, backoff, positions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def _gang(id, at=0, **fields):
     return gang_of(id, a_job_spec(f"job-{id}", **fields), at)
 
 
-def _line(queue="fifo", **arguments):
-    return SchedulingQueue(build_profile("default", queue=queue, queue_arguments=arguments))
+def _queue(policy="fifo", **arguments):
+    return SchedulingQueue(build_profile("default", queue=policy, queue_arguments=arguments))
 
 
-def _add(line, *gangs, **when):
+def _add(queue, *gangs, **when):
     for gang in gangs:
-        line.add(gang, **when)
+        queue.add(gang, **when)
 
 
-def _try_all(line, fits=lambda gang: True, requeue_on=("run_ended",)):
-    """What a cycle does: each that is ready either starts or is refused."""
+def _try_all(queue, fits=lambda gang: True, requeue_on=("run_ended",)):
+    """One cycle: every ready gang starts or is refused. Returns the tried ids."""
     tried = []
-    for gang in line.ready():
+    for gang in queue.ready():
         tried.append(gang.id)
         if fits(gang):
-            line.started(gang)
+            queue.started(gang)
         else:
-            line.refused(gang, Refusal(gang.id, (), requeue_on=requeue_on))
+            queue.refused(gang, Refusal(gang.id, (), requeue_on=requeue_on))
     return tried
 
 
@@ -47,15 +47,15 @@ def _never(_):
 
 
 def test_fifo_is_in_order_of_submission_whatever_the_priority():
-    line = _line("fifo")
-    _add(line, _gang(1, at=30, priority="critical"), _gang(2, at=10, priority="low"), _gang(3, at=20))
-    assert _try_all(line) == [2, 3, 1]
+    queue = _queue("fifo")
+    _add(queue, _gang(1, at=30, priority="critical"), _gang(2, at=10, priority="low"), _gang(3, at=20))
+    assert _try_all(queue) == [2, 3, 1]
 
 
 def test_priority_goes_critical_high_medium_low_and_by_submission_within():
-    line = _line("priority")
+    queue = _queue("priority")
     _add(
-        line,
+        queue,
         _gang(1, at=1, priority="low"),
         _gang(2, at=2, priority="medium"),
         _gang(3, at=3, priority="high"),
@@ -63,97 +63,105 @@ def test_priority_goes_critical_high_medium_low_and_by_submission_within():
         _gang(5, at=0, priority="medium"),
         _gang(6, at=9, priority=751),
     )
-    assert _try_all(line) == [4, 6, 3, 5, 2, 1]
+    assert _try_all(queue) == [4, 6, 3, 5, 2, 1]
 
 
-def test_equal_times_are_told_apart_by_the_number():
-    line = _line("fifo")
-    _add(line, _gang(2), _gang(1), _gang(3))
-    assert _try_all(line) == [1, 2, 3]
+def test_equal_submission_times_are_ordered_by_id():
+    queue = _queue("fifo")
+    _add(queue, _gang(2), _gang(1), _gang(3))
+    assert _try_all(queue) == [1, 2, 3]
 
 
 def _by_tenant(ids):
     return "".join("r" if id < 100 else "b" for id in ids)
 
 
-def test_fair_takes_turns_between_tenants():
-    line = _line("fair")
+def test_a_fair_queue_alternates_between_tenants():
+    queue = _queue("fair")
     _add(
-        line, *(_gang(id, project="red") for id in range(1, 5)), *(_gang(id, project="blue") for id in range(100, 104))
+        queue, *(_gang(id, project="red") for id in range(1, 5)), *(_gang(id, project="blue") for id in range(100, 104))
     )
-    assert _by_tenant(_try_all(line)) == "brbrbrbr"
+    assert _by_tenant(_try_all(queue)) == "brbrbrbr"
 
 
-def test_weights_are_kept_over_many_starts():
-    line = _line("fair", weights={"red": 3})
+def test_tenant_weights_hold_over_many_starts():
+    queue = _queue("fair", weights={"red": 3})
     _add(
-        line, *(_gang(id, project="red") for id in range(1, 61)), *(_gang(id, project="blue") for id in range(100, 160))
+        queue,
+        *(_gang(id, project="red") for id in range(1, 61)),
+        *(_gang(id, project="blue") for id in range(100, 160)),
     )
-    order = _by_tenant(_try_all(line))
+    order = _by_tenant(_try_all(queue))
     for end in range(8, 81, 8):
         assert abs(order[:end].count("r") - end * 3 // 4) <= 1, order[:end]
 
 
-def test_weights_are_kept_also_when_room_comes_one_by_one():
-    """Between two starts everyone sleeps and is woken: that must not count as being idle."""
-    line = _line("fair", weights={"red": 3})
+def test_tenant_weights_hold_when_capacity_is_freed_one_by_one():
+    """Between two starts all gangs are parked and retried, which does not count as idle time of a tenant."""
+    queue = _queue("fair", weights={"red": 3})
     _add(
-        line, *(_gang(id, project="red") for id in range(1, 61)), *(_gang(id, project="blue") for id in range(100, 160))
+        queue,
+        *(_gang(id, project="red") for id in range(1, 61)),
+        *(_gang(id, project="blue") for id in range(100, 160)),
     )
     order = []
     for _ in range(40):
-        room = [1]
-        tried = _try_all(line, fits=lambda gang, room=room: bool(room) and (order.append(gang.id), room.pop()))
+        slots = [1]
+        tried = _try_all(queue, fits=lambda gang, slots=slots: bool(slots) and (order.append(gang.id), slots.pop()))
         assert tried
-        line.wake("run_ended")
+        queue.wake("run_ended")
     assert _by_tenant(order).count("r") == 30
 
 
-def test_an_idle_tenant_saves_nothing_up():
-    line = _line("fair")
-    _add(line, *(_gang(id, project="red") for id in range(1, 21)))
-    _try_all(line)
+def test_an_idle_tenant_accumulates_no_turns():
+    queue = _queue("fair")
+    _add(queue, *(_gang(id, project="red") for id in range(1, 21)))
+    _try_all(queue)
     _add(
-        line,
+        queue,
         *(_gang(id, project="red") for id in range(21, 31)),
         *(_gang(id, project="blue") for id in range(100, 110)),
     )
-    assert _by_tenant(_try_all(line)[:10]).count("b") in (5, 6)
+    assert _by_tenant(_try_all(queue)[:10]).count("b") in (5, 6)
 
 
-def test_a_tenant_that_waits_keeps_its_turn_also_when_more_of_its_work_comes():
-    line = _line("fair")
-    _add(line, _gang(100, project="blue", cpu="8"), *(_gang(id, project="red") for id in range(1, 11)))
-    assert len(_try_all(line, fits=lambda gang: gang.id < 100)) == 11
-    _add(line, *(_gang(id, project="blue", cpu="8") for id in range(101, 105)))
-    _add(line, *(_gang(id, project="red") for id in range(11, 16)))
-    line.wake("run_ended")
-    assert _by_tenant(_try_all(line)) == "bbbbb" + "rrrrr"
+def test_a_waiting_tenant_keeps_its_turns_when_it_submits_more():
+    queue = _queue("fair")
+    _add(queue, _gang(100, project="blue", cpu="8"), *(_gang(id, project="red") for id in range(1, 11)))
+    assert len(_try_all(queue, fits=lambda gang: gang.id < 100)) == 11
+    _add(queue, *(_gang(id, project="blue", cpu="8") for id in range(101, 105)))
+    _add(queue, *(_gang(id, project="red") for id in range(11, 16)))
+    queue.wake("run_ended")
+    assert _by_tenant(_try_all(queue)) == "bbbbb" + "rrrrr"
 
 
-def test_a_tenant_that_was_busy_alone_is_not_punished_for_it():
-    line = _line("fair")
-    _add(line, *(_gang(id, project="red") for id in range(1, 51)))
-    assert len(_try_all(line)) == 50
+def test_turns_used_without_competition_do_not_count_later():
+    queue = _queue("fair")
+    _add(queue, *(_gang(id, project="red") for id in range(1, 51)))
+    assert len(_try_all(queue)) == 50
     _add(
-        line, _gang(100, project="blue"), _gang(101, project="blue"), _gang(51, project="red"), _gang(52, project="red")
+        queue,
+        _gang(100, project="blue"),
+        _gang(101, project="blue"),
+        _gang(51, project="red"),
+        _gang(52, project="red"),
     )
-    assert _by_tenant(_try_all(line)) in ("brbr", "rbrb", "bbrr", "brrb")
+    assert _by_tenant(_try_all(queue)) in ("brbr", "rbrb", "bbrr", "brrb")
 
 
-def test_long_work_uses_up_more_turns_by_the_quantum():
-    line = _line("fair", quantum_ms=60_000)
-    _add(line, *(_gang(id, project="red", estimate_ms=180_000) for id in range(1, 10)))
-    _add(line, *(_gang(id, project="blue", estimate_ms=1) for id in range(100, 130)))
-    order = _by_tenant(_try_all(line))
+def test_long_jobs_use_more_turns():
+    queue = _queue("fair", quantum_ms=60_000)
+    _add(queue, *(_gang(id, project="red", estimate_ms=180_000) for id in range(1, 10)))
+    _add(queue, *(_gang(id, project="blue", estimate_ms=1) for id in range(100, 130)))
+    order = _by_tenant(_try_all(queue))
     assert order[:12].count("b") == 9
 
 
-def test_wide_gangs_use_up_more_turns():
-    line = _line("fair")
-    _add(line, *(_gang(id, project="red", count=3) for id in range(1, 10)))
-    _add(line, *(_gang(id, project="blue") for id in range(100, 130)))
-    assert _by_tenant(_try_all(line))[:12].count("b") == 9
+def test_wide_gangs_use_more_turns():
+    queue = _queue("fair")
+    _add(queue, *(_gang(id, project="red", count=3) for id in range(1, 10)))
+    _add(queue, *(_gang(id, project="blue") for id in range(100, 130)))
+    assert _by_tenant(_try_all(queue))[:12].count("b") == 9
 
 
 @pytest.mark.parametrize(
@@ -165,205 +173,205 @@ def test_wide_gangs_use_up_more_turns():
         pytest.param("label:team", {"labels": {"team": "a"}}, {}, id="by a label that not all have"),
     ],
 )
-def test_tenants_are_told_apart_by_the_key(key, one, other):
-    line = _line("fair", tenant_key=key)
-    _add(line, *(_gang(id, **one) for id in range(1, 4)), *(_gang(id, **other) for id in range(100, 103)))
-    assert _by_tenant(_try_all(line)) in ("rbrbrb", "brbrbr")
+def test_the_tenant_key_selects_the_tenant(key, one, other):
+    queue = _queue("fair", tenant_key=key)
+    _add(queue, *(_gang(id, **one) for id in range(1, 4)), *(_gang(id, **other) for id in range(100, 103)))
+    assert _by_tenant(_try_all(queue)) in ("rbrbrb", "brbrbr")
 
 
-def test_a_refused_head_puts_its_equals_to_sleep():
-    line = _line()
-    _add(line, *(_gang(id, cpu="8") for id in range(1, 1000)), _gang(1000, cpu="1"))
-    assert _try_all(line, _never) == [1, 1000]
-    assert _try_all(line, _never) == []
+def test_a_refused_head_parks_its_group():
+    queue = _queue()
+    _add(queue, *(_gang(id, cpu="8") for id in range(1, 1000)), _gang(1000, cpu="1"))
+    assert _try_all(queue, _never) == [1, 1000]
+    assert _try_all(queue, _never) == []
 
 
-def test_a_group_is_woken_by_its_own_trigger_only_and_then_only_its_head_is_tried():
-    line = _line()
-    _add(line, *(_gang(id) for id in range(1, 6)))
-    assert _try_all(line, _never, requeue_on=("node_joined", "run_ended")) == [1]
+def test_a_parked_group_is_retried_by_its_own_triggers_only_head_first():
+    queue = _queue()
+    _add(queue, *(_gang(id) for id in range(1, 6)))
+    assert _try_all(queue, _never, requeue_on=("node_joined", "run_ended")) == [1]
     for other in ("node_changed", "job_ended", "time"):
-        line.wake(other)
-        assert _try_all(line, _never) == []
-    line.wake("node_joined")
-    assert _try_all(line, _never) == [1]
+        queue.wake(other)
+        assert _try_all(queue, _never) == []
+    queue.wake("node_joined")
+    assert _try_all(queue, _never) == [1]
 
 
-def test_a_woken_group_goes_on_as_long_as_there_is_room():
-    line = _line()
-    _add(line, *(_gang(id) for id in range(1, 6)))
-    _try_all(line, _never)
-    line.wake("run_ended")
-    room = [1, 1]
-    assert _try_all(line, lambda gang: bool(room) and room.pop()) == [1, 2, 3]
-    assert len(line) == 3
+def test_an_unparked_group_is_tried_while_its_gangs_fit():
+    queue = _queue()
+    _add(queue, *(_gang(id) for id in range(1, 6)))
+    _try_all(queue, _never)
+    queue.wake("run_ended")
+    slots = [1, 1]
+    assert _try_all(queue, lambda gang: bool(slots) and slots.pop()) == [1, 2, 3]
+    assert len(queue) == 3
 
 
-def test_one_that_comes_while_its_equals_sleep_sleeps_too():
-    line = _line("priority")
-    _add(line, _gang(1))
-    _try_all(line, _never)
-    _add(line, _gang(2, priority=501))
-    assert _try_all(line, _never) == []
-    line.wake("run_ended")
-    assert _try_all(line, _never) == [2]
+def test_a_gang_added_to_a_parked_group_is_parked():
+    queue = _queue("priority")
+    _add(queue, _gang(1))
+    _try_all(queue, _never)
+    _add(queue, _gang(2, priority=501))
+    assert _try_all(queue, _never) == []
+    queue.wake("run_ended")
+    assert _try_all(queue, _never) == [2]
 
 
-def test_one_of_a_higher_class_is_tried_although_its_equals_sleep_for_it_may_take_a_place():
-    line = _line("priority")
-    _add(line, _gang(1))
-    _try_all(line, _never)
-    _add(line, _gang(2, priority="critical"))
-    assert _try_all(line, _never) == [2]
+def test_a_gang_of_a_higher_class_is_tried_despite_a_parked_group_because_it_may_preempt():
+    queue = _queue("priority")
+    _add(queue, _gang(1))
+    _try_all(queue, _never)
+    _add(queue, _gang(2, priority="critical"))
+    assert _try_all(queue, _never) == [2]
 
 
-def test_gangs_of_other_size_or_tenant_or_rules_do_not_sleep_with_them():
-    line = _line("fair")
-    _add(line, _gang(1), _gang(2, count=2), _gang(3, project="blue"), _gang(4, arch="arm64"), _gang(5))
-    assert sorted(_try_all(line, _never)) == [1, 2, 3, 4]
+def test_gangs_of_another_size_or_tenant_or_rule_are_not_parked_together():
+    queue = _queue("fair")
+    _add(queue, _gang(1), _gang(2, count=2), _gang(3, project="blue"), _gang(4, arch="arm64"), _gang(5))
+    assert sorted(_try_all(queue, _never)) == [1, 2, 3, 4]
 
 
-def test_when_no_node_has_room_for_one_none_is_asked_again_for_its_like_of_another_tenant():
-    line = _line("fair")
-    _add(line, _gang(1), _gang(2, project="blue"), _gang(3, project="blue", cpu="2"))
+def test_a_refusal_for_capacity_parks_equal_gangs_of_other_tenants_too():
+    queue = _queue("fair")
+    _add(queue, _gang(1), _gang(2, project="blue"), _gang(3, project="blue", cpu="2"))
     full = Verdict(Reason("fit", "INSUFFICIENT_CPU", "Insufficient cpu"), 1, ("n1",))
     tried = []
-    for gang in line.ready():
+    for gang in queue.ready():
         tried.append(gang.id)
-        line.refused(gang, Refusal(gang.id, (full,), requeue_on=("run_ended",)))
-    assert sorted(tried) == [2, 3], "blue has the first turn"
-    assert line.refusal_of(line.gangs[1]) is not None
-    line.wake("node_joined")
-    assert _try_all(line) == []
-    line.wake("run_ended")
-    assert sorted(_try_all(line)) == [1, 2, 3]
+        queue.refused(gang, Refusal(gang.id, (full,), requeue_on=("run_ended",)))
+    assert sorted(tried) == [2, 3], "blue is first"
+    assert queue.refusal_of(queue.gangs[1]) is not None
+    queue.wake("node_joined")
+    assert _try_all(queue) == []
+    queue.wake("run_ended")
+    assert sorted(_try_all(queue)) == [1, 2, 3]
 
 
-def test_a_refusal_can_be_read_while_it_lasts():
-    line = _line()
+def test_a_refusal_can_be_read_while_the_gang_is_parked():
+    queue = _queue()
     gang = _gang(1)
-    _add(line, gang)
-    assert line.refusal_of(gang) is None
-    _try_all(line, _never)
-    assert line.refusal_of(gang).job == 1
-    line.wake("run_ended")
-    assert line.refusal_of(gang) is None
+    _add(queue, gang)
+    assert queue.refusal_of(gang) is None
+    _try_all(queue, _never)
+    assert queue.refusal_of(gang).job == 1
+    queue.wake("run_ended")
+    assert queue.refusal_of(gang) is None
 
 
-def test_one_in_its_pause_is_not_tried_before_its_time_and_the_others_go_on():
-    line = _line()
-    _add(line, _gang(1), not_before_ms=500, now_ms=100)
-    _add(line, _gang(2))
-    assert line.next_due_ms() == 500
-    assert _try_all(line, _never) == [2]
-    line.wake("run_ended")
-    line.wake_due(499)
-    assert _try_all(line, _never) == [2]
-    line.wake_due(500)
-    assert _try_all(line, _never) == []  # it joins its equals, which sleep
-    line.wake("run_ended")
-    assert _try_all(line) == [1, 2]
-    assert line.next_due_ms() is None
+def test_a_gang_in_backoff_is_not_tried_early_and_does_not_block_others():
+    queue = _queue()
+    _add(queue, _gang(1), not_before_ms=500, now_ms=100)
+    _add(queue, _gang(2))
+    assert queue.next_due_ms() == 500
+    assert _try_all(queue, _never) == [2]
+    queue.wake("run_ended")
+    queue.wake_due(499)
+    assert _try_all(queue, _never) == [2]
+    queue.wake_due(500)
+    assert _try_all(queue, _never) == []  # it joins its parked group
+    queue.wake("run_ended")
+    assert _try_all(queue) == [1, 2]
+    assert queue.next_due_ms() is None
 
 
-def test_a_pause_that_is_over_already_is_none():
-    line = _line()
-    _add(line, _gang(1), not_before_ms=100, now_ms=100)
-    assert _try_all(line) == [1]
+def test_a_backoff_in_the_past_has_no_effect():
+    queue = _queue()
+    _add(queue, _gang(1), not_before_ms=100, now_ms=100)
+    assert _try_all(queue) == [1]
 
 
-def test_one_that_steps_aside_lets_its_equals_pass():
-    line = _line()
+def test_a_gang_that_backs_off_lets_its_group_continue():
+    queue = _queue()
     first = _gang(1)
-    _add(line, first, _gang(2))
-    ready = line.ready()
+    _add(queue, first, _gang(2))
+    ready = queue.ready()
     assert next(ready).id == 1
-    line.back_off(first, 1000)
+    queue.back_off(first, 1000)
     assert next(ready).id == 2
-    assert line.backing_off_until(1) == 1000
+    assert queue.backing_off_until(1) == 1000
 
 
-@pytest.mark.parametrize("gone", [1, 2, 3], ids=["the head", "the middle", "the tail"])
-@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
-def test_removals_keep_the_order_of_the_others(gone, asleep):
-    line = _line()
-    _add(line, *(_gang(id, at=id) for id in (1, 2, 3)))
-    if asleep:
-        _try_all(line, _never)
-    line.remove(gone)
-    line.wake("run_ended")
-    assert _try_all(line) == [id for id in (1, 2, 3) if id != gone]
-    assert len(line) == 0
+@pytest.mark.parametrize("removed", [1, 2, 3], ids=["the head", "the middle", "the tail"])
+@pytest.mark.parametrize("parked", [False, True], ids=["ready", "parked"])
+def test_removals_keep_the_order_of_the_others(removed, parked):
+    queue = _queue()
+    _add(queue, *(_gang(id, at=id) for id in (1, 2, 3)))
+    if parked:
+        _try_all(queue, _never)
+    queue.remove(removed)
+    queue.wake("run_ended")
+    assert _try_all(queue) == [id for id in (1, 2, 3) if id != removed]
+    assert len(queue) == 0
 
 
-def test_one_that_leaves_in_its_pause_does_not_come_back():
-    line = _line()
-    _add(line, _gang(1), not_before_ms=500)
-    line.remove(1)
-    line.wake_due(1000)
-    assert line.next_due_ms() is None
-    assert _try_all(line) == []
+def test_a_gang_removed_in_backoff_does_not_come_back():
+    queue = _queue()
+    _add(queue, _gang(1), not_before_ms=500)
+    queue.remove(1)
+    queue.wake_due(1000)
+    assert queue.next_due_ms() is None
+    assert _try_all(queue) == []
 
 
-def test_one_that_leaves_and_returns_is_tried_once():
-    line = _line()
-    _add(line, *(_gang(id, at=id) for id in (1, 2, 3)))
-    line.remove(2)
-    _add(line, _gang(2, at=2))
-    assert _try_all(line) == [1, 2, 3]
-    line.remove(2)
-    _add(line, _gang(2, at=2), not_before_ms=10)
-    assert _try_all(line) == []
+def test_a_gang_removed_and_added_again_is_tried_once():
+    queue = _queue()
+    _add(queue, *(_gang(id, at=id) for id in (1, 2, 3)))
+    queue.remove(2)
+    _add(queue, _gang(2, at=2))
+    assert _try_all(queue) == [1, 2, 3]
+    queue.remove(2)
+    _add(queue, _gang(2, at=2), not_before_ms=10)
+    assert _try_all(queue) == []
 
 
-def test_leaving_twice_or_never_having_been_there_is_nothing():
-    line = _line()
-    assert line.remove(7) is None
+def test_removing_an_unknown_gang_does_nothing():
+    queue = _queue()
+    assert queue.remove(7) is None
 
 
 def test_the_position_counts_gangs_ahead():
-    line = _line("priority")
+    queue = _queue("priority")
     gangs = {1: _gang(1, at=1, priority="low"), 2: _gang(2, at=2, priority="high"), 3: _gang(3, at=3, priority="low")}
-    _add(line, *gangs.values())
-    assert {id: line.position(gang) for id, gang in gangs.items()} == {2: 1, 1: 2, 3: 3}
+    _add(queue, *gangs.values())
+    assert {id: queue.position(gang) for id, gang in gangs.items()} == {2: 1, 1: 2, 3: 3}
 
 
 def test_the_position_in_a_fair_queue_is_the_order_of_tries():
-    line = _line("fair", weights={"red": 2})
+    queue = _queue("fair", weights={"red": 2})
     gangs = [_gang(id, project="red") for id in range(1, 8)] + [_gang(id, project="blue") for id in range(100, 105)]
-    _add(line, *gangs)
-    order = sorted(gangs, key=line.position)
-    assert [line.position(gang) for gang in order] == list(range(1, 13))
-    assert [gang.id for gang in order] == _try_all(line)
+    _add(queue, *gangs)
+    order = sorted(gangs, key=queue.position)
+    assert [queue.position(gang) for gang in order] == list(range(1, 13))
+    assert [gang.id for gang in order] == _try_all(queue)
 
 
-def test_a_waiting_job_starts_when_a_run_ends():
+def test_a_pending_job_starts_when_a_run_ends():
     harness = a_harness(1)
     harness.submit(1, 2)
     assert (harness.state(1), harness.state(2)) == ("scheduled", "pending")
-    harness.see("1.0.1", "succeeded", 0)
+    harness.observe("1.0.1", "succeeded", 0)
     assert harness.started() == ["2.0.1"]
 
 
-def test_a_waiting_job_starts_when_a_node_joins_or_changes():
+def test_a_pending_job_starts_when_a_node_joins_or_changes():
     harness = Harness()
     harness.submit(1, 2, node_selector={"disk": "ssd"})
     assert harness.reason() == ("NO_NODES", "no nodes have joined yet")
-    harness.learn(NodeJoined(some_nodes(1)[0]))
+    harness.step(NodeJoined(some_nodes(1)[0]))
     assert harness.reason()[0] == "SELECTOR_MISMATCH"
-    harness.learn(NodeOverridden("n1", labels={"disk": "ssd"}))
+    harness.step(NodeOverridden("n1", labels={"disk": "ssd"}))
     assert harness.started() == ["1.0.1"]
-    harness.learn(NodeJoined(some_nodes(4)[0]))
+    harness.step(NodeJoined(some_nodes(4)[0]))
     assert harness.started() == ["2.0.1"]
 
 
-def test_one_waiting_kind_of_job_costs_one_try_per_step():
+def test_a_group_of_equal_jobs_costs_one_try_per_step():
     harness = a_harness(1)
     harness.submit(*range(1, 200))
     assert len(harness.last.plan.refusals) == 1
     harness.submit(200, 201)
     assert len(harness.last.plan.refusals) == 0
-    harness.learn(NodeOverridden("n1", labels={"x": "y"}))
+    harness.step(NodeOverridden("n1", labels={"x": "y"}))
     assert len(harness.last.plan.refusals) == 1
 
 
@@ -372,46 +380,46 @@ def test_a_long_queue_takes_several_steps_without_a_pause():
     harness.submit(*range(1, 26), cpu="100m", memory="0")
     assert len(harness.started()) == 10
     assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms
-    harness.later(0)
-    harness.later(0)
+    harness.advance(0)
+    harness.advance(0)
     assert len(harness.started()) == 5
     assert harness.controller.next_wakeup_ms(harness.now_ms) is None
 
 
-def test_a_released_job_takes_its_old_place():
+def test_a_released_job_keeps_its_queue_position():
     harness = Harness()
     for id in (1, 2, 3):
         harness.submit(id)
         harness.now_ms += 1
-    harness.learn(JobHeld(1))
-    harness.learn(JobReleased(1))
-    harness.learn(NodeJoined(some_nodes(1)[0]))
+    harness.step(JobHeld(1))
+    harness.step(JobReleased(1))
+    harness.step(NodeJoined(some_nodes(1)[0]))
     assert harness.started() == ["1.0.1"]
 
 
-def test_a_retried_job_takes_its_old_place():
+def test_a_retried_job_keeps_its_queue_position():
     harness = a_harness(1)
     harness.submit(1, retries=1)
     harness.now_ms += 1
     harness.submit(2)
     harness.now_ms += 1
     harness.submit(3)
-    harness.see("1.0.1", "failed", 1)
+    harness.observe("1.0.1", "failed", 1)
     assert harness.started() == ["2.0.1"]
-    harness.later(1000)
-    harness.see("2.0.1", "succeeded", 0)
+    harness.advance(1000)
+    harness.observe("2.0.1", "succeeded", 0)
     assert harness.started() == ["1.0.2"]
 
 
-def test_a_cancelled_head_does_not_hold_up_its_equals():
+def test_a_cancelled_head_does_not_block_its_group():
     harness = a_harness(1)
     harness.submit(1, 2, 3)
-    harness.learn(JobCancelled(2))
-    harness.see("1.0.1", "succeeded", 0)
+    harness.step(JobCancelled(2))
+    harness.observe("1.0.1", "succeeded", 0)
     assert harness.started() == ["3.0.1"]
 
 
-def test_one_whom_only_time_can_help_is_tried_again_every_second():
+def test_a_job_refused_until_a_later_time_is_retried_every_second():
     class Evenings:
         name = "evenings"
         requeue_on = ("time",)
@@ -426,28 +434,28 @@ def test_one_whom_only_time_can_help_is_tried_again_every_second():
     harness.submit(1)
     for _ in range(2):
         assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms + 1000
-        harness.later(999)
+        harness.advance(999)
         assert harness.last.empty
-        harness.later(1)
+        harness.advance(1)
         assert harness.started() == []
-    harness.later(1000)
+    harness.advance(1000)
     assert harness.started() == ["1.0.1"]
     assert harness.controller.next_wakeup_ms(harness.now_ms) is None
 
 
-def test_what_goes_from_the_last_on_leaves_nothing_behind_to_be_cleared_up_at_once():
-    line = _line()
-    _add(line, *(_gang(id, at=id) for id in range(1, 101)))
+def test_removals_from_the_tail_shrink_the_heap_at_once():
+    queue = _queue()
+    _add(queue, *(_gang(id, at=id) for id in range(1, 101)))
     for id in range(100, 1, -1):
-        line.remove(id)
-        assert [len(group.heap) for group in line._groups.values()] == [id - 1]
-    assert _try_all(line) == [1]
+        queue.remove(id)
+        assert [len(group.heap) for group in queue._groups.values()] == [id - 1]
+    assert _try_all(queue) == [1]
 
 
-@pytest.mark.parametrize("gone", [(5, 2, 4), (1, 5, 3), (4, 5), (1, 2), (3,)], ids=str)
-def test_a_removal_changes_nothing_for_the_others(gone):
-    line = _line()
-    _add(line, *(_gang(id, at=id) for id in (3, 1, 5, 2, 4)))
-    for id in gone:
-        line.remove(id)
-    assert _try_all(line) == [id for id in range(1, 6) if id not in gone]
+@pytest.mark.parametrize("removed", [(5, 2, 4), (1, 5, 3), (4, 5), (1, 2), (3,)], ids=str)
+def test_a_removal_does_not_change_the_order_of_the_others(removed):
+    queue = _queue()
+    _add(queue, *(_gang(id, at=id) for id in (3, 1, 5, 2, 4)))
+    for id in removed:
+        queue.remove(id)
+    assert _try_all(queue) == [id for id in range(1, 6) if id not in removed]

@@ -1,4 +1,4 @@
-"""Keys in order, counted without a walk over all of them; and places in line that are told by it."""
+"""Sorted keys with fast counts, and queue positions that are found with them."""
 
 from __future__ import annotations
 
@@ -20,57 +20,57 @@ from hodei.plugins.registry import build_profile
 @pytest.mark.parametrize("seed", range(10))
 def test_counts_are_those_of_a_sorted_list(seed, monkeypatch):
     monkeypatch.setattr("hodei.control.queue.sorted_keys._CHUNK", 4)
-    draw, kept, weights = random.Random(seed), SortedKeys(), {}
+    draw, keys, weights = random.Random(seed), SortedKeys(), {}
     for _ in range(400):
         key = draw.randrange(150)
         if key in weights and draw.random() < 0.6:
-            kept.remove(key)
+            keys.remove(key)
             del weights[key]
         elif key not in weights:
             weights[key] = draw.choice((0, 1, 5)) if seed % 2 else 0
-            kept.add(key, weights[key])
-        there = sorted(weights)
-        assert list(kept) == there
-        assert len(kept) == len(there)
+            keys.add(key, weights[key])
+        expected = sorted(weights)
+        assert list(keys) == expected
+        assert len(keys) == len(expected)
         probe = draw.randrange(150)
-        assert (probe in kept) == (probe in weights)
-        assert kept.before(probe) == sum(key < probe for key in there)
-        assert kept.weight_before(probe) == sum(weights[key] for key in there if key < probe)
-        least, sums = draw.randrange(-1, 60), [sum(weights[k] for k in there[:i]) for i in range(len(there))]
-        assert kept.lighter(least, or_equal=False) == sum(behind < least for behind in sums)
-        assert kept.lighter(least, or_equal=True) == sum(behind <= least for behind in sums)
-    while kept:
-        assert kept.pop_first() == there.pop(0)
+        assert (probe in keys) == (probe in weights)
+        assert keys.before(probe) == sum(key < probe for key in expected)
+        assert keys.weight_before(probe) == sum(weights[key] for key in expected if key < probe)
+        least, sums = draw.randrange(-1, 60), [sum(weights[k] for k in expected[:i]) for i in range(len(expected))]
+        assert keys.lighter(least, or_equal=False) == sum(behind < least for behind in sums)
+        assert keys.lighter(least, or_equal=True) == sum(behind <= least for behind in sums)
+    while keys:
+        assert keys.pop_first() == expected.pop(0)
 
 
-def test_what_is_not_there_cannot_go():
-    kept = SortedKeys()
+def test_removing_an_unknown_key_fails():
+    keys = SortedKeys()
     for key in (None, 5):
         if key is not None:
-            kept.add(key)
+            keys.add(key)
         for other in (1, 9):
             with pytest.raises(KeyError):
-                kept.remove(other)
+                keys.remove(other)
 
 
-class _NoWalk(dict):
-    """The gangs of a line, of which only one may be looked at at a time."""
+class _NoIteration(dict):
+    """The gangs of a queue; iteration over them fails the test."""
 
     def _refuse(self, *_):
-        raise AssertionError("all who wait were walked over")
+        raise AssertionError("the whole queue was iterated over")
 
     __iter__ = keys = values = items = _refuse
 
 
-def _line(queue, **arguments):
-    profile = build_profile("default", queue=queue, queue_arguments=arguments)
+def _queue(policy, **arguments):
+    profile = build_profile("default", queue=policy, queue_arguments=arguments)
     if hasattr(profile.queue, "reservation_depth"):
         return BackfillQueue(profile, Engine(Table(), {"default": profile}))
     return MultifactorQueue(profile) if hasattr(profile.queue, "rank_milli") else SchedulingQueue(profile)
 
 
 @pytest.mark.parametrize(
-    ("queue", "arguments"),
+    ("policy", "arguments"),
     [
         ("fifo", {}),
         ("priority", {}),
@@ -82,8 +82,8 @@ def _line(queue, **arguments):
     ],
     ids=["fifo", "priority", "fair", "multifactor", "batch beyond", "batch in the columns", "batch reorders"],
 )
-def test_a_queue_position_is_found_without_a_walk_over_the_queue(queue, arguments):
-    draw, line, now_ms = random.Random(1), _line(queue, **arguments), 10_000_000
+def test_a_queue_position_is_found_without_iterating_over_the_queue(policy, arguments):
+    draw, queue, now_ms = random.Random(1), _queue(policy, **arguments), 10_000_000
     gangs = []
     for id in range(1, 31):
         spec = a_job_spec(
@@ -93,12 +93,12 @@ def test_a_queue_position_is_found_without_a_walk_over_the_queue(queue, argument
             estimate_ms=draw.choice((1000, 9000)),
         )
         gangs.append(gang_of(id, spec, draw.randrange(5000)))
-        line.add(gangs[-1])
+        queue.add(gangs[-1])
     for gang in gangs[::5]:
-        line.remove(gang.id)
-    left = [gang for gang in gangs if gang.id in line.gangs]
-    line.gangs = _NoWalk(line.gangs)
-    if hasattr(line, "_pending_table"):
-        line._pending_table._places = _NoWalk(line._pending_table._places)
-        line._pending_table._gangs = line.gangs
-    assert sorted(line.position(gang, View(now_ms)) for gang in left) == list(range(1, len(left) + 1))
+        queue.remove(gang.id)
+    remaining = [gang for gang in gangs if gang.id in queue.gangs]
+    queue.gangs = _NoIteration(queue.gangs)
+    if hasattr(queue, "_pending_table"):
+        queue._pending_table._places = _NoIteration(queue._pending_table._places)
+        queue._pending_table._gangs = queue.gangs
+    assert sorted(queue.position(gang, View(now_ms)) for gang in remaining) == list(range(1, len(remaining) + 1))
