@@ -86,7 +86,7 @@ def test_a_user_who_submits_under_many_names_of_one_project_gains_nothing():
 
 
 @pytest.mark.parametrize(
-    ("hard", "borrow", "request", "fits"),
+    ("hard", "borrow", "requested", "fits"),
     [
         ({"cpu": 2}, {"cpu": 1}, {"cpu": "1"}, 3),
         ({"cpu": "2000m"}, {"cpu": "1000m"}, {"cpu": 1}, 3),
@@ -96,7 +96,7 @@ def test_a_user_who_submits_under_many_names_of_one_project_gains_nothing():
     ],
     ids=["whole cores", "thousandths", "parts of a core", "binary sizes", "decimal against binary"],
 )
-def test_the_limit_of_borrowing_holds_whatever_unit_amounts_are_written_in(hard, borrow, request, fits):
+def test_the_limit_of_borrowing_holds_whatever_unit_amounts_are_written_in(hard, borrow, requested, fits):
     """Elsewhere: a limit in cores was compared with usage in thousandths, and a project borrowed a thousand times too much.
     Here: one parser reads every amount into a whole number of one unit."""
     (resource,) = hard
@@ -106,7 +106,7 @@ def test_the_limit_of_borrowing_holds_whatever_unit_amounts_are_written_in(hard,
     harness = Harness(
         *some_nodes(64, 64), profiles=profiles, accounts=accounts_policy(msgspec.convert(config, SchedulingConfig))
     )
-    harness.submit(*range(1, 21), project="a", **{"memory": "1Mi", **request})
+    harness.submit(*range(1, 21), project="a", **{"memory": "1Mi", **requested})
     assert sum(harness.state(id) == "scheduled" for id in range(1, 21)) == fits
 
 
