@@ -82,8 +82,7 @@ class ExecSessions:
     def execute(
         self, run: Run, command: Sequence[str], timeout_ms: int, callback: Callable[[dict[str, Any]], None]
     ) -> None:
-        """A command for `hodei exec`; `callback` gets its exit code and output. Busy, OSError or ValueError: nothing was
-        started."""
+        """Run a command for `hodei exec`; `callback` gets its result. Busy, OSError, ValueError: it was not started."""
         slot = next((slot for slot in EXEC_SLOTS if (run.key, slot) not in self._slots_in_use), "")
         if not slot:
             raise Busy(f"{len(EXEC_SLOTS)} commands already run in {run.name}")

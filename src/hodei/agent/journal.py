@@ -178,8 +178,7 @@ POLL_S = 0.2
 
 
 def recover(runs: Runs) -> None:
-    """Fill the table: adopt live runs, record the ends of others, drop claims of runs that never started. Called once, with the
-    lock of the home, before the agent listens."""
+    """Fill the table before the agent listens: adopt live runs, record ends, drop claims that never started."""
     damaged = _replay(runs)
     # Before the status files are read: a run that ends in between has recorded its end there.
     wrappers = proc.holders(runs.dirs.root, "status")

@@ -50,8 +50,7 @@ def _is_file(link: str, path: str, wanted: os.stat_result | None) -> bool:
 
 
 def holders(root: str, name: str) -> dict[str, int]:
-    """Session leaders that have a file of this name below `root` open, by the file's path; also if it was deleted since. Reads
-    every process."""
+    """Session leaders with a file of this name below `root` open, also a deleted one, by path. Reads every process."""
     out: dict[str, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := _stat(int(entry))) and fields[3] == entry.encode():

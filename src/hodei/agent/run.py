@@ -139,8 +139,7 @@ class Run:
         return observation
 
     def update_checkpoint(self, seen: FileStat | None, now_ms: int) -> bool:
-        """Take a probe of the checkpoint file; True if it shows a new checkpoint. A file that is older than the run is not
-        its work."""
+        """Whether a probe of the file shows a new checkpoint. A file that is older than the run is not its work."""
         if seen is None or seen == self.checkpoint_stat:
             return False
         self.checkpoint_stat = seen

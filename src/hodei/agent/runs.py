@@ -249,8 +249,7 @@ class Runs:
         self._ended(run, code=status.code, error=_error_text(run, status.error), at_ms=at_ms)
 
     def drop_claim(self, run: Run) -> bool:
-        """Its command has certainly not started and never will: undo the claim, so that the next order starts it. False if its
-        directory cannot be removed."""
+        """Undo the claim of a command that never started: it can be ordered again. False if its directory stays."""
         if run.stop is not None:
             self._ended(run, code=None)
             return True

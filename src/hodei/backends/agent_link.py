@@ -65,8 +65,7 @@ OnObservations = Callable[[list[Observation]], None]
 
 
 class Link(asyncio.Protocol):
-    """One connection, used until it breaks. `closed` is set then; `last_message_s`: when the agent last sent something, on
-    the loop's clock."""
+    """One connection, until it breaks (`closed`). `last_message_s`: of the agent's last message, on the loop's clock."""
 
     def __init__(self, on_observations: OnObservations) -> None:
         self.closed = asyncio.Event()
@@ -274,8 +273,7 @@ class AgentSupervisor:
                 pause_s = min(pause_s * 2, RECONNECT_MAX_S)
 
     async def _ping(self) -> None:
-        """Detect an agent that hangs with its socket open. The link is kept, so that an agent that continues gets its orders
-        in order."""
+        """Detect an agent that hangs. The link is kept, so that an agent that continues gets its orders in order."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(PING_EVERY_S)

@@ -26,8 +26,7 @@ class KindBroken(InvalidInput):
 
 
 class Common(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys that every table has. `enabled` false: the backend does not exist. The others are defaults for its nodes:
-    location, cost of an hour, labels."""
+    """The keys of every table. `enabled` false: the backend does not exist. The others are defaults for its nodes."""
 
     kind: str
     enabled: bool = True

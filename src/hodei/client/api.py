@@ -103,8 +103,7 @@ class Client(ResourceClient):
         limit: int = 0,
         arrays: str = "",
     ) -> Iterator[JobView]:
-        """Newest first, fetched page by page; `limit` 0 means all. `label` is a selector. `arrays="fold"`: each array is
-        one row."""
+        """Newest first, page by page; `limit` 0: all. `label` is a selector. `arrays="fold"`: one row per array."""
         query = {
             "state": state if isinstance(state, str) else ",".join(state),
             "project": project, "user": user, "name": name, "label": label, "since": since, "arrays": arrays,
@@ -157,8 +156,7 @@ class Client(ResourceClient):
         *,
         failed: bool = False,
     ) -> RequeueReply:
-        """Start these jobs and all elements of these arrays again. `failed`: only failed ones, and the jobs that failed
-        because they depended on them."""
+        """Requeue jobs and elements of arrays. `failed`: only failed ones, and jobs that failed because of them."""
         job_ids, array_ids = list[int](), [self._element_id(one) for one in as_list(arrays)]
         for one in as_list(jobs):
             array, ids = self.resolve(one)
@@ -186,8 +184,7 @@ class Client(ResourceClient):
         return self._post(f"/jobs/{self._job_id(job)}/execute", ExecutedView, request, idempotent=False)
 
     def why(self, id: Reference, node: str = "") -> Explanation:
-        """`node`: only for that node. For an array: its first pending element, else its first failed one, else its
-        first."""
+        """`node`: only for that node. Of an array: its first pending, else its first failed, else its first element."""
         array, one = self._job_or_array(id)
         if array is not None:
             one = self.element_to_explain(array)

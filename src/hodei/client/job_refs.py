@@ -22,8 +22,7 @@ _ELEMENTS = re.compile(r"(?P<job>[^\[\]]+)\[(?P<indices>[^\[\]]*)\]")
 
 
 class JobHandle:
-    """Returned by `Client.submit`; every method sends one or more requests. For an array `id` is an `ArrayId`, and views
-    are rows of the whole array."""
+    """Returned by `Client.submit`. For an array `id` is an `ArrayId`, and views are rows of the whole array."""
 
     def __init__(self, client: Client, id: int, name: str = "") -> None:
         self._client = client

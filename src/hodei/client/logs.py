@@ -115,8 +115,7 @@ class Line(NamedTuple):
 
 
 class LogOptions(NamedTuple):
-    """`members` None: all; `attempt` 0: the newest (and later ones, if followed); `tail` None: all lines; `since_ms` 0:
-    all times."""
+    """`members` None, `tail` None and `since_ms` 0: all; `attempt` 0: the newest, and later ones if followed."""
 
     streams: Sequence[str] = STREAMS
     members: Sequence[int] | None = None
@@ -257,7 +256,12 @@ class _LineReader:
         if self._caught_up:
             return _now_ms()
         if self._times is None:
-            self._times = self._fetch_times()
+            try:
+                self._times = self._client.log_times(
+                    self._job, stream=self._stream, member=self._member, attempt=self._attempt
+                )
+            except HodeiError:
+                self._times = LogTimes()
         marks = self._times.marks
         if not marks and self._times.run and not self._times.started_ms:
             return _now_ms()  # the run writes already, but its start has not been reported yet
@@ -271,9 +275,3 @@ class _LineReader:
         if self._times is not None and not self._times.marks and not self._caught_up:
             return (self._times.finished_ms or _now_ms()) >= self._options.since_ms
         return line.at_ms >= self._options.since_ms
-
-    def _fetch_times(self) -> LogTimes:
-        try:
-            return self._client.log_times(self._job, stream=self._stream, member=self._member, attempt=self._attempt)
-        except HodeiError:
-            return LogTimes()

@@ -246,8 +246,7 @@ class ResourceClient:
         return decode(reply.body, kind)
 
     def _retry(self, call: Callable[[], T], *, wait_for_first: bool = False) -> T:
-        """Repeat `call` while the server is down, for up to `retry_s`. A server that has never answered is an error at
-        once, unless `wait_for_first`."""
+        """Repeat `call` for up to `retry_s` while the server is down; `wait_for_first`: also if it never answered."""
         began, backoff = time.monotonic(), Backoff()
         while True:
             try:

@@ -226,8 +226,7 @@ class Transport:
         idempotent: bool = True,
         timeout_s: float = 0,
     ) -> Reply:
-        """The response if its status is below 400, else the matching error. An `idempotent` request is sent once more
-        if a reused connection turns out to be stale."""
+        """The response, or the error of a status from 400. An `idempotent` one is repeated after a stale connection."""
         reused = self._usable()
         try:
             reply = self._exchange(method, path, query, body, headers, timeout_s)

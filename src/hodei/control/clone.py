@@ -36,8 +36,7 @@ _VALUES: tuple[type, ...] = (
 
 
 def clone_controller(controller: Controller) -> Controller:
-    """A copy that decides like the original and does not affect it. Plugins are pure and shared; those with `reserve` may
-    keep state and are copied."""
+    """An independent copy that decides like the original. Plugins are shared; those with `reserve` are copied."""
     collecting = gc.isenabled()
     gc.disable()  # collecting among thousands of new objects takes longer than copying
     try:

@@ -134,8 +134,7 @@ class ClusterState:
             self._jobs[job.id] = job
 
     def change_job(self, job: Job, now_ms: int, *, to: JobState | None = None, **changes: Any) -> Job:
-        """Every change of a job goes through here: the state follows the table of transitions, the version is counted
-        up, and an ended job is dropped from memory."""
+        """The only place that changes a job: checks the transition, counts the version, and drops ended jobs."""
         state = job.state if to is None or to == job.state else advance_job(job.state, to)
         if (state == "pending") != (job.state == "pending"):
             for listener in self.signals.job_pending:

@@ -192,8 +192,7 @@ class AvailabilityProfile:
     def first_conflict(
         self, node: NodeName, request: Resources, now_ms: int, until_ms: int, job: JobId, project: str
     ) -> Claim | None:
-        """The first claim that `request`, held from now to `until_ms`, would violate; None if there is none. Does not
-        check whether the node has free capacity now."""
+        """The first claim that `request`, held until `until_ms`, would violate. Free capacity now is not checked."""
         claims = self.claims(node, job, project)
         for claim in claims:
             if claim.start_ms >= until_ms or claim.end_ms <= now_ms:

@@ -125,8 +125,7 @@ class Engine:
     def _place_in_layouts(
         self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool
     ) -> list[Placed] | Refusal:
-        """Place in the first layout with capacity. If none has any but the gang fits without a layout, the layout is
-        the reason."""
+        """Place in the first layout with capacity. If the gang fits only without a layout, the layout is the reason."""
         layouts = self.layouts(gang, view) if gang.layout_plugins else None
         if layouts is None:
             return self._place_in(gang, profile, view, None, search, extras)

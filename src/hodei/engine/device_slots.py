@@ -41,8 +41,7 @@ class DeviceSlots:
         return self.find(task) is not None
 
     def find(self, task: TaskSpec, gpu_wanted: int = -1) -> Grant | None:
-        """The cores and GPUs that the task would get; None if none suit it. Takes nothing. `gpu_wanted`: the
-        preferred GPU for a fraction."""
+        """The cores and GPUs that the task would get, or None. `gpu_wanted`: the preferred GPU for a fraction."""
         gpu, cores = task.request.get(GPU, 0), -(-task.request.get(CPU, 0) // WHOLE) if task.binding else 0
         if task.binding == "numa":
             return self._in_one_socket(cores, gpu, gpu_wanted)

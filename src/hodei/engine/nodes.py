@@ -157,8 +157,7 @@ class Table:
         self._scales.clear()
 
     def column_of(self, resource: str) -> int:
-        """The column of a resource. An unknown resource gets a new column in new arrays: call this before reading an
-        array."""
+        """The column of a resource. An unknown one gets new arrays: call this before reading an array."""
         found = self.column.get(resource)
         if found is None:
             found = self.column[resource] = len(self.column)

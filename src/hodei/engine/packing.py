@@ -95,8 +95,7 @@ class _Search:
         return False
 
     def _is_allowed(self, member: Member, row: int, runner: Runner) -> bool:
-        """Whether layout plugins allow one more member there; without this check the result would be refused as a
-        whole."""
+        """Whether layout plugins allow one more member there; else the whole result would be refused."""
         if self._layout is None or not self.placed:
             return True
         within: Mask | None = None

@@ -51,8 +51,7 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
 
 
 class Eviction(Struct, frozen=True):
-    """`job` is stopped on `nodes` for `preemptor`, which starts when all victims have ended. `members`: only these
-    stop; empty for all."""
+    """`job` (only `members`, if given) is stopped on `nodes`; `preemptor` starts when all victims have ended."""
 
     job: JobId
     preemptor: JobId

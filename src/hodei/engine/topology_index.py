@@ -358,8 +358,7 @@ class Attachments:
 
 
 class AssumedVolumes:
-    """Free volumes assigned to claims by decisions, until the cluster shows the binding or the decision fails.
-    `version` counts the changes."""
+    """Volumes assigned to claims until the cluster shows the binding or the decision fails."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -18,8 +18,7 @@ Numbers = tuple[tuple[int, ...], ...]
 
 
 class Member(Struct, frozen=True, gc=False):
-    """A task of a gang; its `count` equal members share one Member. `leaving`: it is stopping, holds its capacity,
-    and does not count for spread rules."""
+    """A task of a gang, for its `count` equal members. `leaving`: it stops, and does not count for spread rules."""
 
     job: JobSpec
     task: TaskSpec
@@ -130,8 +129,7 @@ class Bounds(Protocol):
 
 
 class View(Struct, frozen=True):
-    """The time of the decision, the availability profile (None: not tracked), fair-share factors and quotas (None:
-    not configured)."""
+    """The time of a decision, the availability profile (None: not tracked), shares and quotas (None: not in use)."""
 
     now_ms: int
     availability: AvailabilityProfile | None = None

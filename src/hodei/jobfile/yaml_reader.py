@@ -306,8 +306,7 @@ _MAX_KEYS = 100_000
 
 
 def key_lines(text: str) -> list[dict[str, int]]:
-    """For each job of the text: path (`tasks[0].memory`) -> line, from 1. A list, or a mapping with the one key `jobs`,
-    contains several jobs."""
+    """For each job of the text (several in a list, or under the only key `jobs`): path (`tasks[0].memory`) -> line."""
     if len(text) > _MAX_KEY_LINES_BYTES:
         return []
     out: list[dict[str, int]] = []

@@ -45,8 +45,7 @@ class BudgetRow(Struct, frozen=True, omit_defaults=True):
 
 
 class ShareReport(Struct, frozen=True, omit_defaults=True):
-    """`usage` of the rows is in millionths of the billing weights times milliseconds. `half_life_ms` or `window_ms`:
-    how usage decays."""
+    """`usage` is in millionths of billing weights times ms. `half_life_ms` or `window_ms`: how it decays."""
 
     formula: Formula
     at_ms: int

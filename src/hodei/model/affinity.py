@@ -1,5 +1,4 @@
-"""Placement rules: label requirements, node terms, job affinity, spread and host ports. Semantics are those of
-Kubernetes."""
+"""Placement rules with the semantics of Kubernetes: labels, node terms, job affinity, spread and host ports."""
 
 from __future__ import annotations
 

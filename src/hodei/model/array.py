@@ -138,8 +138,7 @@ def first_ids(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:
 
 
 def same_template(one: JobSpec, other: JobSpec) -> bool:
-    """Whether two specs differ only in `array`. Elements share their parts, so identity decides; a spec that was
-    changed since differs."""
+    """Whether two specs differ only in `array`. By identity: elements share their parts, a changed spec does not."""
     shared = _fields_except_array(type(one))
     return one is other or all(map(is_, shared(one), shared(other)))
 

@@ -115,8 +115,7 @@ _NO_CHECKPOINT = Checkpoint()
 
 
 def unmet_by(can: Capabilities) -> tuple[str, ...]:
-    """Names in NEEDS that a backend with these capabilities does not meet. A fake that runs no commands meets all of
-    them."""
+    """Names in NEEDS that these capabilities do not meet. A fake that runs no commands meets all."""
     if not can.commands:
         return ()
     met = {

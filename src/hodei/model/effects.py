@@ -108,8 +108,7 @@ class Start(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """The checkpoint hook first, if there is one; then TERM, and KILL after the grace period. The observation of the
-    end carries the text of `reason`."""
+    """The checkpoint hook, TERM, then KILL after the grace period. The observed end carries the text of `reason`."""
 
     run: RunId
     backend: str

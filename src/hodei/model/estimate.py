@@ -90,8 +90,7 @@ def runtime_sample(job: Job) -> RuntimeSample | None:
 
 
 class Forecast(Struct, frozen=True, array_like=True):
-    """Made at `made_ms`: P50 and P90 of the start. `reach_ms`: the P90 before it was corrected by the errors of past
-    forecasts."""
+    """Made at `made_ms`: P50 and P90 of the start. `reach_ms`: P90 before its correction by past errors."""
 
     made_ms: int
     p50_ms: int

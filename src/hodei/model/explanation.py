@@ -17,8 +17,7 @@ ChangeKind = Literal["lower", "tolerate", "drop", "members"]
 
 
 class Blocker(Struct, frozen=True, omit_defaults=True):
-    """One reason, the number of nodes that gave it (`count`), and the names of the first of them. `hint`: what to do,
-    if known."""
+    """A reason, its `count` of nodes, and the names of the first of them. `hint`: what to do, if known."""
 
     code: str
     text: str

@@ -82,8 +82,7 @@ class JobSuspended(Fact, frozen=True):
 
 
 class JobMigrated(Fact, frozen=True):
-    """A caller moved a running job off its nodes, to the node `to` or any other. Unless `force`, it stays if no other
-    node can run it."""
+    """Move a running job to the node `to` or any other. Unless `force`, it stays if no other node can run it."""
 
     job: JobId
     to: NodeName = ""

@@ -65,8 +65,7 @@ class Candidate(Struct, frozen=True, omit_defaults=True):
 
 
 class Decision(Struct, frozen=True, omit_defaults=True):
-    """Why a run was placed on `chosen`: the runners-up, and the number of nodes considered. `note`: a remark of a
-    plugin."""
+    """Why a run was placed on `chosen`: runners-up and the number of nodes considered. `note`: by a plugin."""
 
     chosen: Candidate
     runners_up: tuple[Candidate, ...] = ()

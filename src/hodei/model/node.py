@@ -46,8 +46,7 @@ class Location(Struct, frozen=True, omit_defaults=True):
 
 
 class Socket(Struct, frozen=True, omit_defaults=True):
-    """A part of a node whose cores, memory and devices are close to each other; numbers are those of the operating
-    system."""
+    """A part of a node with its own cores, memory and devices, numbered as in the operating system."""
 
     cpus: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
@@ -61,8 +60,7 @@ class Grant(Struct, frozen=True, omit_defaults=True):
 
 
 class Pool(Struct, frozen=True, omit_defaults=True):
-    """Machines that several nodes share, such as overlapping partitions. The runs on all those nodes together get at
-    most `capacity`."""
+    """Machines that several nodes share, such as overlapping partitions: all their runs get at most `capacity`."""
 
     name: str
     capacity: tuple[tuple[str, int], ...] = ()

@@ -52,8 +52,7 @@ FailureClass = Literal[
 
 
 class FailureKind(Struct, frozen=True):
-    """`run_codes`: values of a run's `reason_code`. `codes`: values of the job's `reason_code`; the first is the
-    default for these run codes."""
+    """`run_codes` of a run and `codes` of a job with this kind; the first of `codes` is the default."""
 
     name: FailureClass
     run_codes: tuple[str, ...]

@@ -32,8 +32,7 @@ class Reservation(Struct, frozen=True, omit_defaults=True):
 
 
 class ReservationSpec(Struct, frozen=True):
-    """A request for a reservation: `count` nodes of the scheduler's choice, or the nodes `named`; on each the amounts
-    in `request`, or the whole node."""
+    """`count` nodes of the scheduler's choice, or those `named`; on each the amounts in `request`, or all of it."""
 
     name: str
     project: str

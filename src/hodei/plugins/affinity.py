@@ -1,5 +1,4 @@
-"""Node affinity: the job's selector and required affinity refuse, preferred affinity scores; and the nodes of a
-profile."""
+"""Node affinity: selectors and required terms refuse, preferred terms score; and the nodes of a profile."""
 
 from __future__ import annotations
 

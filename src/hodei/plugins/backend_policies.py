@@ -110,8 +110,7 @@ class Locality(_BackendPolicy):
 
 
 class Cost:
-    """The cheapest feasible node gets 100, the most expensive 0. No opinion while no node has a cost; a node without a
-    cost among others is free."""
+    """The cheapest feasible node gets 100, the most expensive 0. No opinion while no node has a cost."""
 
     name = "cost"
     reads: Reads = "static"

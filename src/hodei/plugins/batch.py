@@ -38,15 +38,6 @@ class _Jobs:
         self.w: Floats = np.maximum(now_ms - waiting.submitted_ms, 0) / 1000
 
 
-def _wfp3(j: _Jobs) -> Floats:
-    # -(w/r)^3 * n as a logarithm: the same order without overflow.
-    return -(3 * np.log(np.maximum(j.w, 1e-3) / j.r) + np.log(j.n)) * 1e6
-
-
-def _unicef(j: _Jobs) -> Floats:
-    return -j.w / (np.maximum(np.log2(j.n), 1) * j.r) * 1e3
-
-
 ORDERS: dict[str, Callable[[_Jobs], Floats]] = {
     "sjf": lambda j: j.r,
     "saf": lambda j: j.r * j.n,
@@ -54,8 +45,9 @@ ORDERS: dict[str, Callable[[_Jobs], Floats]] = {
     "f2": lambda j: np.sqrt(j.r) * j.n + 25_600 * np.log10(j.s),
     "f3": lambda j: j.r * j.n + 6.86e6 * np.log10(j.s),
     "f4": lambda j: j.r * np.sqrt(j.n) + 5.3e5 * np.log10(j.s),
-    "wfp3": _wfp3,
-    "unicef": _unicef,
+    # -(w/r)^3 * n as a logarithm: the same order without overflow.
+    "wfp3": lambda j: -(3 * np.log(np.maximum(j.w, 1e-3) / j.r) + np.log(j.n)) * 1e6,
+    "unicef": lambda j: -j.w / (np.maximum(np.log2(j.n), 1) * j.r) * 1e3,
 }
 # Orders in which jobs overtake each other while they wait.
 REORDERING = ("wfp3", "unicef")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from functools import partial
+from operator import eq
 from typing import Any
 
 from hodei.engine.explain import Change, sole_refusals
@@ -12,10 +13,8 @@ from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.backend import NEEDS, needs_of
 from hodei.model.job import Checkpoint, HealthCheck, Interactive, Reason
-from hodei.model.node import Node
 
 CODE = "BACKEND_CANNOT"
-_BackendNeeds = tuple[str, tuple[str, ...]]
 # Needs that a job can drop and still do its work: text, fields with their new values, whether they are the job's.
 _DROPPABLE: dict[str, tuple[str, dict[str, Any], bool]] = {
     "health_checks": ("drop health", {"health": HealthCheck()}, True),
@@ -39,7 +38,7 @@ class Capabilities:
 
     def _unmet(self, member: Member, nodes: Nodes) -> list[tuple[Mask, Reason, str]]:
         out: list[tuple[Mask, Reason, str]] = []
-        backends = nodes.by("unmet needs", _backend_needs)
+        backends = nodes.by("unmet needs", lambda node: (node.backend, node.cannot))
         lacking = [(name, cannot) for name, cannot in backends.values if cannot]
         if not lacking:
             return out
@@ -48,7 +47,7 @@ class Capabilities:
                 if need in cannot and not (need == "checkpoint_commands" and "checkpoint" in cannot):
                     text = f"backend {name} cannot {NEEDS[need].what}"
                     reason = Reason(self.name, CODE, text, hint=NEEDS[need].hint)
-                    out.append((backends.where(partial(_is, (name, cannot))), reason, need))
+                    out.append((backends.where(partial(eq, (name, cannot))), reason, need))
         return out
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
@@ -59,11 +58,3 @@ class Capabilities:
             if only_refusal and need in _DROPPABLE and (change := _DROPPABLE[need])[0] not in proposed:
                 proposed.add(change[0])
                 yield Change("drop", change[0], change[1], whole_job=change[2])
-
-
-def _backend_needs(node: Node) -> _BackendNeeds:
-    return node.backend, node.cannot
-
-
-def _is(wanted: _BackendNeeds, able: _BackendNeeds) -> bool:
-    return able == wanted

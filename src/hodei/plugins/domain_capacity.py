@@ -84,8 +84,7 @@ class DomainCapacity:
 
 
 class DomainLayouts(Sequence[Layout]):
-    """One layout per domain, the same for all members, built on demand: there can be as many domains as nodes. `soft`:
-    ends with all rows."""
+    """One layout per domain, built on demand, because there can be many. `soft`: the last one has all rows."""
 
     def __init__(self, ids: NDArray[np.intp], domains: Sequence[int], members: int, *, soft: bool = False) -> None:
         self._ids, self._domains, self._members, self._soft = ids, domains, members, soft

@@ -78,8 +78,7 @@ class Fit:
 
 
 def _most_each(free: Ints, times: Ints, count: int, limit: int) -> int | None:
-    """The largest amount up to `limit` that `count` members can get, at most `times` per node; None if the nodes cannot
-    take that many at all."""
+    """The most up to `limit` that `count` members can get, `times` per node; None if the nodes cannot take so many."""
     if int(times.sum()) < count:
         return None
     if count == 1:
@@ -161,8 +160,7 @@ _ENOUGH = 1 << 62
 
 
 class Overcommit:
-    """Guaranteed members (limits equal to requests) do not use overcommitted capacity; burstable and best-effort ones
-    may."""
+    """Guaranteed members (limits equal to requests) do not use overcommitted capacity."""
 
     name = "overcommit"
     reads: Reads = "usage"

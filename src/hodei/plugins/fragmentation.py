@@ -24,7 +24,6 @@ from hodei.engine.nodes import Ints, Nodes
 from hodei.engine.points import MAX_SCORE, Reads
 from hodei.engine.view import Member, View
 from hodei.model.errors import InvalidInput
-from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, parse_resources
 from hodei.plugins.gpu_packing import cpu_and_gpu, free_after
 
@@ -100,7 +99,7 @@ class Fragments:
 
     def kinds(self, nodes: Nodes) -> NDArray[np.intp]:
         numbers = {kind: number + 1 for number, kind in enumerate(self._types)}
-        column = nodes.by("gpu_type lower case", _gpu_type)
+        column = nodes.by("gpu_type lower case", lambda node: node.gpu_type.lower())
         return column.numbers(lambda kind: numbers.get(kind, 0)).astype(np.intp)
 
     def usable(self, kinds: NDArray[np.intp], cpu: Ints, gpus: Ints) -> Ints:
@@ -169,8 +168,7 @@ class Fgd:
 
 
 class GpuHodei(Fgd):
-    """Fragmentation in coarser steps, and best fit within a step: small differences in fragmentation predict less than
-    keeping nodes empty does."""
+    """Coarser steps of fragmentation, and best fit within a step: keeping nodes empty predicts more."""
 
     name = "gpu_hodei"
     steps = 50
@@ -195,7 +193,3 @@ def _thresholds(steps: int, weight: int) -> Ints:
 def _gpu_count(gpu: int) -> int:
     """Number of GPUs touched; a fraction counts as one."""
     return -(-gpu // WHOLE)
-
-
-def _gpu_type(node: Node) -> str:
-    return node.gpu_type.lower()

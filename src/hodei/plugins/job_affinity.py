@@ -20,8 +20,7 @@ from hodei.model.job import Reason, TaskSpec
 
 
 class JobAffinityPlugin:
-    """`hard_weight`: how strongly the required affinity of placed members attracts the members it selects (0: not at
-    all)."""
+    """`hard_weight`: how strongly the required affinity of placed members attracts others (0: not at all)."""
 
     name = "job_affinity"
     reads: Reads = "cluster"
@@ -106,8 +105,7 @@ class JobAffinityPlugin:
         ]
 
     def _weighted_counts(self, member: Member, table: Table) -> list[tuple[DomainCount, int]]:
-        """What makes a domain better (or, below 0, worse), with its weight: the member's preferences, and those of
-        placed members."""
+        """What makes a domain better or worse, with its weight: preferences of the member and of placed members."""
         task, owner, topology_index = member.task, member.job.project, table.topology_index
         out = [
             (topology_index.matching(preference.term, owner, table), preference.weight)

@@ -1,5 +1,4 @@
-"""Locality: nodes near the job's location (`near`), near its inputs, or with its images; and rules where data may be
-used."""
+"""Locality: nodes near the job's location, near its inputs, or with its images; and where data may be used."""
 
 from __future__ import annotations
 

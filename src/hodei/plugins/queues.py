@@ -113,8 +113,7 @@ class Multifactor(Priority):
         return gang.priority * 1000 + self._age_milli(gang, view) + self.share_milli(gang, view)
 
     def queued_before_ms(self, age_milli: int, now_ms: int) -> int:
-        """Gangs queued at or before this time have at least that many points of age; far in the past if none can, far
-        in the future if all do."""
+        """Gangs queued until then have at least that many points of age; far in the past if none can."""
         if age_milli > self._age_max_milli or (not self._age_per_hour and age_milli > 0):
             return -_EVER_MS
         if not self._age_per_hour:
@@ -162,8 +161,7 @@ _NEVER_MS = 1 << 62
 
 
 class TieBreaker(Protocol):
-    """The second order of a queue, for gangs with equal keys. Smallest first; remaining ties go by submission.
-    Stateless."""
+    """A stateless second order for gangs with equal keys, smallest first; remaining ties go by submission."""
 
     name: str
 

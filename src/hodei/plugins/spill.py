@@ -126,8 +126,7 @@ class Spill:
         return max(start_ms - since_ms, 0)
 
     def _earliest(self, gang: Gang, table: Table, view: View, elsewhere: Mask) -> int:
-        """When every member has a node elsewhere, by expected ends; FOREVER if one never has. Where a blocking run has
-        no expected end, now."""
+        """When every member has a node elsewhere, by expected ends; FOREVER if never, now if an end is unknown."""
         availability = view.availability
         assert availability is not None
         rows = [(table.nodes[row], table.allocatable[row]) for row in np.flatnonzero(elsewhere)]

@@ -154,8 +154,7 @@ def _full_domains(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Membe
 
 
 def _by_domain(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, table: Table) -> DomainCount:
-    """Matching members per domain, on nodes that count: those with the keys of all `rules`, by this rule's settings for
-    affinity and taints."""
+    """Matching members per domain, on nodes with the keys of all `rules` that affinity and taints let count."""
     project, task = member.job.project, member.task
 
     def means(kind: Kind) -> int:

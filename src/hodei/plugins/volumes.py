@@ -115,8 +115,7 @@ def _all_bindable(claims: Sequence[Volume], assumed: AssumedVolumes, nodes: Node
 
 
 def _bind(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> dict[str, str] | None:
-    """The volume of each claim on a node, by handle; None if there are not enough. Claims without an entry need a new
-    volume."""
+    """The volume of each claim on a node; None if there are too few. Claims without an entry need a new volume."""
     options: list[list[str]] = []
     for claim in claims:
         found = [candidate for candidate in claim.candidates if assumed.is_free(candidate.name, claim.handle)]
@@ -148,8 +147,7 @@ def _bind(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> dict
 
 
 def _match(options: Sequence[list[str] | None]) -> dict[int, str] | None:
-    """Bipartite matching by augmenting paths: one volume for each claim (None: it needs none), no two the same; None if
-    impossible."""
+    """Bipartite matching: a different volume for each claim (None: it needs none); None if impossible."""
     holder: dict[str, int] = {}
 
     def assign(number: int, tried: set[str]) -> bool:

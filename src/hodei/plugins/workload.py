@@ -7,13 +7,11 @@ Data sizes are checked, not reserved: a job that needs the space for itself requ
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import partial
 
 from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.job import DataProcessing, Reason, Serverless
-from hodei.model.node import Node
 from hodei.model.resources import STORAGE, human_amount
 from hodei.plugins.locality import image_with_tag
 
@@ -31,7 +29,7 @@ class Workload:
         image, size = _needs(member)
         out: list[tuple[Mask, Reason]] = []
         if image:
-            cold = nodes.by(("cold for", image), partial(_is_cold, image)).where(bool)
+            cold = nodes.by(("cold for", image), lambda node: image not in node.images).where(bool)
             out.append((cold, Reason(self.name, "COLD_START", "its image is not on the node: it would start cold")))
         if size:
             # A node that does not report its storage is not checked.
@@ -53,7 +51,3 @@ def _needs(member: Member) -> tuple[str, int]:
     if type(workload) is DataProcessing:
         return "", -(-(workload.input_bytes + workload.output_bytes) // max(member.job.size, 1))
     return "", 0
-
-
-def _is_cold(image: str, node: Node) -> bool:
-    return image not in node.images

@@ -169,8 +169,7 @@ class Binder:
                 self._more[name].set()
 
     async def _carry_out(self, backend: Backend, acts: list[Act]) -> None:
-        """Removes what is done from `acts`, so that after a failure only the rest is sent again. What is left without a
-        failure is in doubt."""
+        """Removes what is done from `acts`. After a failure the rest is sent again; without one, it is in doubt."""
         starts = [act for act in acts if isinstance(act, Start) and act.run.id not in self._failed]
         saves = [act for act in acts if isinstance(act, TakeCheckpoint)]
         stops = [act for act in acts if isinstance(act, Stop)]

@@ -76,8 +76,7 @@ def _note(history: tuple[ConfigVersion, ...]) -> SaveValue:
 
 
 class ConfigChanges:
-    """`check` raises InvalidInput with every mistake; `reread` reads the configuration file; `started` is its content at
-    start-up."""
+    """`check` raises InvalidInput; `reread` reads the configuration file; `started` is its content at start-up."""
 
     def __init__(
         self,

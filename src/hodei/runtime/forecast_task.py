@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -125,7 +124,7 @@ class ForecastTask:
             lambda: self._forecasts.predict(
                 self._controller,
                 now_ms,
-                partial(_seeded, now_ms),
+                lambda number: random.Random(now_ms * 1000 + number),
                 begins=starts,
                 go_on=_throttled(max(self._every_s * _CPU_SHARE, _MIN_ROUND_S), self._every_s),
             )
@@ -201,7 +200,3 @@ def _throttled(work_s: float, within_s: float) -> Callable[[], bool]:
         return worked_s < work_s and time.monotonic() < ends
 
     return go_on
-
-
-def _seeded(now_ms: int, number: int) -> random.Random:
-    return random.Random(now_ms * 1000 + number)

@@ -269,8 +269,7 @@ async def requeue_all(
 
 
 async def _failed_dependents(service: Service, failed: Iterable[Job]) -> tuple[list[Job], list[JobId]]:
-    """The jobs that failed because they waited for one of these, transitively, nearest first; and those among them that
-    the caller may not requeue."""
+    """Jobs that failed because of these, transitively, nearest first; and those that the caller may not requeue."""
     caller = CALLER.get()
     seen = {job.id for job in failed}
     front, revived, refused = sorted(seen), list[Job](), list[JobId]()

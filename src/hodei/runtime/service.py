@@ -296,8 +296,7 @@ class Service:
         await self.loop.commit((), [save])
 
     async def audit_before(self, detail: str = "") -> None:
-        """For acts that are not commits of the store: the caller's audit row is durable when this returns. If it raises
-        Unavailable, the act must not be done."""
+        """Make the audit row durable before an act that is no commit. Unavailable: the act must not be done."""
         caller = CALLER.get()
         if caller is not None:
             caller.record_first(detail)

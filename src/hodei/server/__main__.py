@@ -135,8 +135,7 @@ def _config_path(given: SimpleNamespace, home: Path) -> Path | None:
 
 
 def _reread(given: SimpleNamespace, home: Path, before: Path | None) -> Config:
-    """For a reload; `before` was not empty at start-up. A file that is missing, or empty because it is just being written,
-    does not mean all defaults."""
+    """A file that is missing or empty, because it is just being written, does not mean all defaults."""
     path = _config_path(given, home)
     if before is not None and path is None:
         raise InvalidInput(

@@ -180,8 +180,7 @@ class _Request:
 async def read_body(
     scope: Scope, receive: Receive, *, limit: int, timeout_s: float, take: Callable[[int], None] | None = None
 ) -> bytes:
-    """The whole body; PayloadTooLarge as soon as it exceeds `limit`, RequestTimeout after `timeout_s`. `take` is called with the size of
-    every part, and may refuse it."""
+    """PayloadTooLarge beyond `limit`, RequestTimeout after `timeout_s`. `take` may refuse each part by its size."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not declared.isdigit() or len(declared) > 18:
         raise BadRequest("the Content-Length header is not a number")

@@ -108,8 +108,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An authorized request: parameters are checked and typed, the body (if the route has one) is read. `limit_key`: the
-    caller whose limits it counts against."""
+    """An authorized request with checked parameters and its body. `limit_key`: the caller whose limits apply."""
 
     shared: Shared
     who: Principal

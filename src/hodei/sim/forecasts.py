@@ -108,8 +108,7 @@ class ForecastSimulation(Simulation):
         self.missing = 0
 
     def close_open_forecasts(self) -> None:
-        """After the run: a job that still waits after its P90 was forecast wrongly. Forecasts that may still come true are
-        dropped."""
+        """After the run: a job still waiting after its P90 was forecast wrongly; other open forecasts are dropped."""
         for job, kept in self._open.items():
             missed = [one for one in kept if one.p90_ms < self._last_ms]
             self._compare(job, missed, -1, first=bool(missed) and missed[0] is kept[0])

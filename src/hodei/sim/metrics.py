@@ -164,8 +164,7 @@ def makespan_ms(outcomes: Iterable[Outcome]) -> int:
 
 
 def utilisation(result: Result) -> dict[str, float]:
-    """Per resource: what jobs held times how long, over capacity times makespan. A job that was preempted counts from its
-    last start: lost work is not use."""
+    """Per resource: held times how long, over capacity times makespan. Work lost by preemption does not count."""
     done = finished(result.outcomes)
     span_ms = makespan_ms(done)
     held = dict.fromkeys(result.capacity, 0)

@@ -118,8 +118,7 @@ def segments_to_replay(path: Path) -> list[Segment]:
 
 
 def restore_controller(segment: Segment, trusted: Collection[str] | None = ()) -> Controller:
-    """The controller in the state before the first step of this file. `trusted`: plugins that the log may name besides the
-    built-in ones; None for any."""
+    """The controller before the first step of this file. `trusted`: plugins that the log may name; None for any."""
     refuse_untrusted_plugins(segment.header.config, trusted, str(segment.path))
     controller = make_controller(segment.header.config, segment.header.last_event, trusted=trusted)
     if not segment.header.continues:
@@ -149,8 +148,7 @@ def refuse_untrusted_plugins(config: SchedulingConfig, trusted: Collection[str] 
 
 
 def trusted_plugins(home: Path, log: Path | None) -> frozenset[str] | None:
-    """The plugins that a log may name: any for a log in the home directory (its server wrote it), else those of the
-    configuration there."""
+    """The plugins that a log may name: any in the home directory, else those of the configuration there."""
     if log is None or log.resolve().parent == home.resolve():
         return None
     names = frozenset[str]()
@@ -165,8 +163,7 @@ def replay(path: Path) -> Result:
 
 
 def replay_segments(segments: list[Segment], trusted: Collection[str] | None = ()) -> Result:
-    """A file continues from the one before it if possible, else from its saved state. `trusted`: see
-    `restore_controller`."""
+    """Each file continues from the one before it, else from its saved state. `trusted`: see `restore_controller`."""
     result, controller, before = Result(), None, None
     for segment in segments:
         header = segment.header

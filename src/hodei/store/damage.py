@@ -259,7 +259,8 @@ def _good_fields(of: type[Struct], raw: Mapping[str, Any]) -> tuple[dict[str, An
         value = bool(raw[name]) if hints[name] is bool and raw[name] in (0, 1) else raw[name]
         try:
             good[name] = msgspec.convert(value, hints[name])
-            if type(value) is int and name != "exit_code" and not 0 <= value <= _max_value(name):
+            largest = rows.LAST_MS if name.endswith("_ms") else 2**63 - 1
+            if type(value) is int and name != "exit_code" and not 0 <= value <= largest:
                 raise ValueError("out of range")
             if name == "escalation_state" and value:
                 decode_escalation(str(value))
@@ -267,10 +268,6 @@ def _good_fields(of: type[Struct], raw: Mapping[str, Any]) -> tuple[dict[str, An
             good.pop(name, None)
             bad.add(name)
     return good, bad
-
-
-def _max_value(name: str) -> int:
-    return rows.LAST_MS if name.endswith("_ms") else 2**63 - 1
 
 
 def run_placeholder(row: Mapping[str, Any]) -> tuple[Run, bool]:

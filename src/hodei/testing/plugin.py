@@ -244,8 +244,7 @@ STEPS: list[list[Any]] = [
 
 
 def run_sink(sink: Any) -> int:
-    """Calls the sink for everything that happens to three jobs, then closes it, as a server does. Returns the number of
-    calls that raised."""
+    """Report what happens to three jobs, then close the sink, as a server does. Returns how many calls raised."""
     registry = CollectorRegistry()
     controller = make_controller(SchedulingConfig())
     observers = Observers(registry, controller.cluster.jobs.get)

@@ -323,8 +323,7 @@ AT_ONCE = 8
 
 
 class UsageMeter:
-    """Usage of a host by all its containers, also those of others. CPU usage is a rate: each sample is compared with the
-    previous one; the first call takes two."""
+    """Usage of a host by all its containers. CPU usage is a rate between samples; the first call takes two."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

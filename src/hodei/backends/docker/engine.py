@@ -60,8 +60,7 @@ def ssh_command(host: Host, local_socket: Path) -> list[str]:
 
 
 class Tunnel:
-    """A Docker host behind ssh: one ssh process forwards a socket in a private directory to the remote socket. `open` also
-    restarts an ssh that has died."""
+    """A Docker host behind ssh, which forwards a socket in a private directory. `open` restarts a dead ssh."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -179,8 +179,7 @@ class DockerHost:
             await self.reconcile()
 
     def _container_created(self, run: RunId, container: str) -> None:
-        """Remove a created container without a tracked run: at once if the run is forgotten, else after STRAY_S, in which the
-        run may be ordered again."""
+        """Remove a container without a run: at once if the run is forgotten, else after STRAY_S."""
         tracked = self.runs.get(run)
         if tracked is not None and tracked.ended and not tracked.container:
             tracked.container = container  # removed with the run

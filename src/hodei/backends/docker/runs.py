@@ -204,8 +204,7 @@ REMOVE_TIMEOUT_S = 60.0
 
 
 class Cleanup:
-    """Cleanup of forgotten runs: copy the log to files, then remove the container. Resumes after a restart. `pending`: runs
-    whose containers are not removed yet."""
+    """Copies the logs of forgotten runs, then removes their containers (`pending`). Resumes after a restart."""
 
     def __init__(
         self,

@@ -74,7 +74,10 @@ class Images:
                 "POST", "images/create", params=params, headers=headers, timeout_s=self._within_s
             ) as response:
                 async for line in response.lines():
-                    _raise_pull_error(line)
+                    if b'"error' in line:
+                        answer = msgspec.json.decode(line)
+                        detail = answer.get("errorDetail") or {}
+                        raise DaemonError(500, str(detail.get("message") or answer.get("error")))
         except DaemonError as error:
             raise _pull_failure(image, error.message) from None
 
@@ -92,12 +95,6 @@ class Images:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, BackendError, BackendRefused):
                 await task
-
-
-def _raise_pull_error(line: bytes) -> None:
-    if b'"error' in line:
-        answer = msgspec.json.decode(line)
-        raise DaemonError(500, str((answer.get("errorDetail") or {}).get("message") or answer.get("error")))
 
 
 def _pull_failure(image: str, error: str) -> BackendError | BackendRefused:
@@ -170,8 +167,7 @@ class ContainerStarts:
         self._wait_reachable, self._wait_up, self._now_ms, self._skew_ms = wait_reachable, wait_up, now_ms, skew_ms
 
     async def begin(self, tracked: TrackedRun, spec: ContainerSpec) -> Outcome:
-        """None: started. An observation: it was refused, stopped before its start, or has ended. A dict: the container, which an
-        earlier request started."""
+        """None: started. An observation: refused, or stopped, or ended. A dict: the container of an earlier request."""
         try:
             if tracked.in_doubt:
                 found = await self._inspect(spec.name)

@@ -131,8 +131,7 @@ SIGNAL_DELAY_S = 0.3
 
 
 class Stops:
-    """A stop takes a checkpoint, sends TERM, then KILL after the grace period. `on_checkpoint(tracked, at_ms)` is called for
-    each checkpoint."""
+    """A stop takes a checkpoint, sends TERM, then KILL after the grace period. `on_checkpoint` gets each checkpoint."""
 
     def __init__(
         self,

@@ -61,8 +61,7 @@ class Commands:
         env: Mapping[str, str] | None = None,
         mutating: bool = False,
     ) -> CommandResult:
-        """BackendError if there is no such command. Cancelling this call leaves a `mutating` command running: its change may
-        be half done."""
+        """BackendError if there is no such command. Cancelling this call leaves a `mutating` command running."""
         program = f"{self._directory}/{argv[0]}" if self._directory else argv[0]
         async with self._slots:
             try:

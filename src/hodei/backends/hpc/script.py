@@ -118,8 +118,7 @@ def batch_script(
 
 
 def _memory_limit(limit: int) -> tuple[str, ...]:
-    """Limits the address space, as the agent does on a host without control groups, unless a control group of the batch system
-    limits the memory of the job."""
+    """Limit the address space, as the agent does, unless a control group of the batch system limits the memory."""
     return (
         "_hodei_limited=",
         "while IFS=: read -r _ _hodei_kind _hodei_path; do",

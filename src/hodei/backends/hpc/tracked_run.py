@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 from collections.abc import Collection
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId, job_of
 from hodei.model.job import Checkpoint, RunState
 from hodei.ports import Stream
+from hodei.supervision import signal_name
 
 JOBS_PER_FOLDER = 1000
 CHECKPOINT_SUFFIX, SCRIPT_SUFFIX = ".saved", ".sh"
@@ -87,8 +87,7 @@ class Files:
 
     @staticmethod
     def drop(files: str) -> None:
-        """Remove what an ended run no longer needs. The record stays as long as the output: a batch system that crashed may
-        start the job again."""
+        """Remove what an ended run no longer needs, but not the record: the batch system may start it again."""
         for suffix in (CHECKPOINT_SUFFIX, SCRIPT_SUFFIX):
             with contextlib.suppress(OSError):
                 os.unlink(files + suffix)
@@ -333,13 +332,6 @@ def final_observation(
         return ended("lost", "lost", f"its script never started; {system_name} reports {status.state}", None)
     if code == 0:
         return ended("succeeded")
-    if name := _signal_name(code - 128):
+    if name := signal_name(code - 128):
         return ended("failed", "killed", f"it was ended by {name}")
     return ended("failed", reason=f"exit code {code}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""

@@ -121,8 +121,7 @@ def classify_refusal(error: ApiError) -> InDoubt | BackendError | BackendRefused
 
 
 async def run_limited(things: Sequence[T], work: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` for each, some at a time. After the first failure no more are begun: an API that does not answer one request
-    will not answer a thousand."""
+    """Run `work` for each, some at a time. After the first failure no more are begun: the API is probably down."""
     slots = asyncio.Semaphore(_AT_ONCE)
     failures: list[Exception] = []
 

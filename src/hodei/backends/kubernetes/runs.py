@@ -268,8 +268,7 @@ def deadline_s(pod: RunPod) -> int:
 
 
 def remaining_grace_s(pod: RunPod, now_ms: int, grace_s: int) -> int | None:
-    """The grace period to request so that the run ends `grace_s` from now; None if it will anyway. The API counts from the
-    first deletion request."""
+    """The grace period to request, counted from the first request, so that the run ends in `grace_s`; or None."""
     wanted_s = max(1, grace_s)
     held_s = pod.metadata.deletion_grace_period_seconds
     if not pod.deleting or held_s is None:

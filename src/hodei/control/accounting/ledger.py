@@ -75,8 +75,7 @@ class Line:
 
 
 class Factors(dict[int, int]):
-    """2^(place / half-life) by the place of a bucket in its half-life, times 2^FACTOR_BITS. Computed with decimals, because
-    powers of floats differ between machines."""
+    """2^(place / half-life) times 2^FACTOR_BITS. By decimals, because powers of floats differ between machines."""
 
     def __init__(self, places: int) -> None:
         self._places = places

@@ -59,16 +59,14 @@ class FairShare:
 
     def opened(self, run: Run, spec: JobSpec) -> None:
         path, amounts = self.path_of(spec.project, spec.user), spec.task_of(run.member).request
-        self.ledger.opened(run.id, path, self._with_bill(amounts), run.placed_ms)
+        billing = bill(amounts, self._policy.rates, self._policy.mode).micro
+        self.ledger.opened(run.id, path, {**amounts, BILLING: billing}, run.placed_ms)
         self._hold(spec.project, path, amounts, 1)
         self._add_account(path)
 
     def closed(self, run: Run, spec: JobSpec) -> None:
         self.ledger.closed(run.id, run.finished_ms or run.placed_ms)
         self._hold(spec.project, self.path_of(spec.project, spec.user), spec.task_of(run.member).request, -1)
-
-    def _with_bill(self, amounts: Resources) -> Resources:
-        return {**amounts, BILLING: bill(amounts, self._policy.rates, self._policy.mode).micro}
 
     def _hold(self, project: str, path: Path, amounts: Resources, sign: int) -> None:
         """Track what a project holds now, for dominant shares."""

@@ -118,8 +118,7 @@ class Gate:
         self._sizes.clear()
 
     def never_fits(self, spec: JobSpec) -> Refusal | None:
-        """The refusal by these nodes even when idle and healthy, by all filters of the profile; None if they could take
-        the job, or if there are no nodes yet."""
+        """The refusal by these nodes even when idle and healthy; None if they could take the job, or without nodes."""
         return self._on_idle(spec, self._all_filters(spec))
 
     def could_take(self, table: Table, spec: JobSpec) -> bool:

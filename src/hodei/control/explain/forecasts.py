@@ -96,8 +96,7 @@ def _repeat(
 
 
 class Grade(Struct, frozen=True, array_like=True):
-    """The result of a forecast: how much later than P50 the job started (negative: earlier), and whether by P90. `stretch`:
-    what P90 would have needed."""
+    """How much later than P50 the job started, and whether by P90. `stretch`: what P90 would have needed."""
 
     error_ms: int
     covered: bool
@@ -196,8 +195,7 @@ class _DrawnRunTimes:
 
 
 class Forecasts:
-    """Forecasts and their grades. `ended` and `started` report what happens, `predict` computes forecasts, and `keep`
-    stores them."""
+    """`predict` computes forecasts and `keep` stores them; `started` and `ended` report what happened."""
 
     def __init__(self) -> None:
         self.run_times = RunTimes()

@@ -262,8 +262,7 @@ class Release(Struct, frozen=True):
 
 
 def next_release(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> Release | None:
-    """The first expected end after which the gang fits, with all earlier ends; None if estimates do not tell. Call it
-    inside `table.trial()`."""
+    """The first expected end after which the gang fits, with all earlier ends, or None. Call it in `table.trial()`."""
     table = engine.table
     ends = _expected_ends(engine, cluster, gang, view)
     engine_of_trial = Engine(table, {gang.job.profile: engine.profile(gang)})

@@ -32,8 +32,7 @@ _ENDS_KEPT = 16_384
 
 
 class _Wait:
-    """One waiting job: the status of each of its requirements. `named`: those in its reason; the ones before `upto` are
-    settled or named."""
+    """The status of each requirement of a waiting job. `named`: those in its reason; those before `upto` are done."""
 
     __slots__ = ("failed", "met", "named", "never", "profile", "required", "status", "upto")
 

@@ -35,8 +35,7 @@ SHRINK = StopReason("member_ended", gang="shrink")
 
 
 class Repair(Struct):
-    """A gang whose missing members have to be replaced. Until `not_before_ms` their capacity is kept (`kept`). `fresh`:
-    no attempt has been made yet."""
+    """Missing members of a gang. Until `not_before_ms` their capacity is kept (`kept`). `fresh`: not tried yet."""
 
     gang: Gang
     since_ms: int

@@ -68,8 +68,7 @@ class JobLifecycle:
         self._retry = other._retry
 
     def observe(self, run: Run, fact: RunObserved, now_ms: int) -> None:
-        """Apply a backend's observation of a run. Outdated and repeated ones change nothing; after a repeated end the
-        backend is ordered again to forget the run."""
+        """Apply an observation of a run. Outdated and repeated ones change nothing; a repeated end is forgotten."""
         if run.state in RUN_ENDED:
             if fact.state in RUN_ENDED:
                 self._cluster.act(Forget(run.id, run.backend))
@@ -386,8 +385,7 @@ class JobLifecycle:
             listener(ended)
 
     def _end_of_attempt(self, job: Job, now_ms: int) -> int:
-        """A job ends with the last of its runs, which may be reported late. One without runs, or with members still to
-        be replaced, ends now."""
+        """The end of its last run, which may be reported late; now, without runs or with members to replace."""
         runs = self._cluster.runs.get(job.id, {}).values()
         if not runs or any(run.state not in RUN_ENDED for run in runs):
             return now_ms

@@ -207,8 +207,7 @@ class PerNode:
         return out
 
     def _drop_old_runs(self, spec: JobSpec, runs: list[Run]) -> list[Run]:
-        """Keep only the latest runs of a node in memory. Failed runs are all kept if they are counted: there are no more
-        of them than the job has retries."""
+        """Keep the latest runs of a node in memory, and all failed ones if they count; the retries limit these."""
         counted = spec.restart != "always"
         older = [run for run in runs[:-ENDED_KEPT] if not (counted and run.state == "failed")]
         for run in older:

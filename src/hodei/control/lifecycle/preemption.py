@@ -93,8 +93,7 @@ class PreemptionControl:
         self._victim_index.guard = LinkGuard(guard, self.links) if guard is not None else None
 
     def link(self, key: Hashable, core: Sequence[JobId], spare: Sequence[JobId] = ()) -> None:
-        """Treat jobs as one gang: those of `core` are preempted together or not at all, each of `spare` also alone. No
-        core removes the link."""
+        """Treat jobs as one gang: `core` is preempted together, each of `spare` also alone. No core: unlink."""
         removed = self.links.link(key, core, spare)
         if removed is not None:
             self._victim_index.remove(removed)
@@ -158,9 +157,9 @@ class PreemptionControl:
         return out
 
     def preempt(self, gang: Gang, view: View, refusal: Refusal) -> list[Eviction] | None:
-        """Stop victims for a refused gang, if that helps and is allowed. The gang then has a hold and must leave its
-        queue. None if there is nothing to do."""
-        if _cannot_help(refusal):
+        """Stop victims for a refused gang if that helps; the gang then has a hold and must leave its queue."""
+        # A plugin failed, or a quota and not capacity is in the way.
+        if any(v.reason.code == PLUGIN_FAILED or v.reason.kind == "quota" for v in refusal.verdicts):
             self.retry_later = False
             return None
         found = self.find(gang, view)
@@ -199,8 +198,7 @@ class PreemptionControl:
                 self._hold(lower)
 
     def protected(self, gang: Gang, view: View) -> Protection | None:
-        """The victims that would be stopped if none were protected, and until when they are; None if that would not
-        help."""
+        """The victims that would be stopped if none were protected, and until when; None if that would not help."""
         if not self._may_preempt(gang):
             return None
         self._update_candidates()
@@ -363,8 +361,7 @@ class PreemptionControl:
             hold.awake = hold.awake or not triggers.isdisjoint(hold.requeue_on)
 
     def awake(self, profile: str = "", *, joins: bool = False) -> list[Hold]:
-        """The holds whose gangs may fit elsewhere now, in queue order: those of one profile, or those of members that
-        join running gangs."""
+        """Holds whose gangs may fit elsewhere now, in queue order: of one profile, or of members that join gangs."""
         found = [
             hold
             for hold in self.holds.values()
@@ -454,11 +451,6 @@ class PreemptionControl:
         return True
 
 
-def _cannot_help(refusal: Refusal) -> bool:
-    """A plugin failed, or a quota and not capacity is in the way."""
-    return any(v.reason.code == PLUGIN_FAILED or v.reason.kind == "quota" for v in refusal.verdicts)
-
-
 def with_last_preemption(job: Job, text: str) -> str:
     """The reason of a preempted job names its preemption while it waits again."""
     return f"{job.last_preemption}; {text}" if job.last_preemption else text
@@ -473,8 +465,7 @@ def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:
 
 
 def _surplus(spec: JobSpec, runs: list[Run]) -> list[Run]:
-    """The members that a gang can spare: of an elastic gang those of the highest ranks of each task, of a per-node job
-    all."""
+    """The members that a gang can spare: the highest ranks of each elastic task, all of a per-node job."""
     if spec.gang.per_node:
         return runs
     if not spec.gang.elastic:

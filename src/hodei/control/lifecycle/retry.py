@@ -173,8 +173,7 @@ class Breakers:
         return min((b.until_ms for b in self.of.values() if b.open and b.until_ms > now_ms), default=None)
 
     def after_fault(self, queue: str, now_ms: int, backoff: Backoff) -> int:
-        """Until when a gang that a failed plugin refused backs off. The pause belongs to the queue, so that no gang is
-        retried before one that is ahead of it."""
+        """Until when a gang refused by a failed plugin backs off; one pause per queue, so that no gang is overtaken."""
         breaker = self.of.setdefault(queue, Breaker())
         if breaker.faulty_until_ms <= now_ms:
             if now_ms - breaker.faulty_until_ms > backoff.max_ms:

@@ -86,8 +86,7 @@ def late_detail(name: str, at_ms: int, now_ms: int) -> dict[str, str]:
 def start_orders(
     cluster: ClusterState, job: JobId, runs: Iterable[Run], together: Sequence[Run] | None = None
 ) -> list[Start]:
-    """Start orders for runs of one job, with the size and the addresses of its gang. `together`: all live runs by rank,
-    if the caller knows them."""
+    """Start orders for runs of a job, with the addresses of its gang. `together`: all live runs by rank, if known."""
     spec = cluster.jobs[job].spec
     if together is None:
         together = sorted(cluster.live_runs(job), key=lambda run: run.rank)
@@ -192,8 +191,7 @@ class _Ranks:
 def reconcile(
     cluster: ClusterState, backend: str, known: Mapping[RunId, RunObserved], now_ms: int
 ) -> tuple[list[RunObserved], list[Start | Stop | Forget]]:
-    """After a restart or an outage: the facts and orders that make controller and backend agree. `known`: the runs that
-    the backend knows."""
+    """The facts and orders that make controller and backend agree. `known`: the runs that the backend knows."""
     facts: list[RunObserved] = []
     orders: list[Start | Stop | Forget] = []
     own = {run.id: run for runs in cluster.runs.values() for run in runs.values() if run.backend == backend}

@@ -31,8 +31,7 @@ class Hold(Struct):
 
 
 class _Withdrawal(Struct):
-    """The runs of one gang that need not stop any more, with their stop reasons. `dropped`: runs whose stop order had
-    not been sent and never will be."""
+    """The runs of a gang that need not stop any more. `dropped`: runs whose stop order will never be sent."""
 
     runs: dict[RunId, StopReason]
     dropped: set[RunId]
@@ -111,8 +110,7 @@ class StopWithdrawals:
 
 
 class JobLink(Struct, frozen=True):
-    """`core`: jobs that are preempted together, with all of `spare`; each spare may also be preempted alone, the last
-    first."""
+    """`core` is preempted together, with all of `spare`; each spare may also be preempted alone, the last first."""
 
     id: JobId
     core: tuple[JobId, ...]

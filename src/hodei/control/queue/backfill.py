@@ -73,14 +73,11 @@ class BackfillQueue(GangQueue):
 
     def remove(self, job: JobId) -> Gang | None:
         self._until.pop(job, None)
-        self._forget_refusal(job)
+        if self._refusals.pop(job, None) is not None:
+            self._needs_capacity.discard(job)
         self._exit(job)
         self._behind.discard(job)
         return self.gangs.pop(job, None)
-
-    def _forget_refusal(self, job: JobId) -> None:
-        if self._refusals.pop(job, None) is not None:
-            self._needs_capacity.discard(job)
 
     def reestimate(self, user: str, estimate: Callable[[JobSpec], Estimate]) -> None:
         """Reorder the pending jobs of a user whose run times were learned (jobs beyond the lookahead when they move up)."""
@@ -102,8 +99,7 @@ class BackfillQueue(GangQueue):
         self.remove(gang.id)
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
-        """Park it until a trigger of the refusal fires, with all of its group that would run as long or longer (a start
-        reservation may be in the way)."""
+        """Park it, with all of its group that would run as long or longer, until a trigger of the refusal fires."""
         self._refusals[gang.id] = refusal
         (self._needs_capacity.add if refusal.for_capacity else self._needs_capacity.discard)(gang.id)
         # The start reservation of one of them may be in the way; its own is not.

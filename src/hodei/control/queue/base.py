@@ -35,8 +35,7 @@ class _Kind:
 
 
 class _Group:
-    """Equal gangs in queue order. `refusal` is set while the group is parked. `rank`: points and job of its first gang,
-    in a multifactor queue."""
+    """Equal gangs in queue order. `refusal`: set while parked. `rank`: of its first gang, in a multifactor queue."""
 
     __slots__ = ("alike", "heap", "key", "kind", "rank", "refusal", "tenant")
 

@@ -315,8 +315,7 @@ class PendingTable:
                 yield self._gangs[self.data.item(_ID, slot)]
 
     def pick(self, slots: Slots, now_ms: int, worth: Callable[[], list[float]]) -> int:
-        """The slot that comes first in backfill. `worth`: the value of a unit of each resource, for a queue that balances
-        resources."""
+        """The slot that comes first in backfill. `worth`: of a unit of each resource, to balance resources."""
         if len(slots) == 1:
             return int(slots[0])
         slots = np.asarray(slots)

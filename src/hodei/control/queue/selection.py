@@ -31,8 +31,7 @@ class ProfileQueue:
 
 
 def next_gangs(queues: list[ProfileQueue], view: View) -> Iterator[tuple[ProfileQueue, Gang | Hold]]:
-    """What to try, in order, with its queue. As with `SchedulingQueue.ready`, the caller must decide each before the
-    next."""
+    """What to try, in order, with its queue. The caller must decide each before the next."""
     if len(queues) == 1:
         (source,) = queues
         for item in _items(source, view):

@@ -208,8 +208,7 @@ def on_node(cluster: ClusterState, node: NodeName) -> list[NodeOccupant]:
 def fewest(
     lacking: Resources, candidates: Sequence[NodeOccupant], *, all_or_nothing: bool = True
 ) -> list[NodeOccupant] | None:
-    """The candidates to evict, the first ones first, so that nothing is lacking. If all of them are not enough: None, or
-    all that help."""
+    """The first candidates that free all that is lacking. If all are not enough: None, or all that help."""
     left, picked = dict(lacking), list[NodeOccupant]()
     for one in candidates:
         if any(amount > 0 and one.request.get(resource, 0) for resource, amount in left.items()):

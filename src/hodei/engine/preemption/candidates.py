@@ -306,8 +306,7 @@ class NodeCandidates:
         return found
 
     def victims_on(self, row: int, removed: Collection[VictimCandidate]) -> VictimSet | None:
-        """The least important victims on a node that free enough for the member; None if they do not suffice, or if
-        the member does not lack capacity there."""
+        """The least important victims that free enough; None if they do not, or if capacity is not lacking."""
         if row in self._victim_sets:
             return self._victim_sets[row]
         found = self._find_victims(row, removed)

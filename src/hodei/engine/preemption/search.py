@@ -181,8 +181,7 @@ class _Search:
         return None
 
     def _free_capacity(self, layout: Layout | None) -> bool:
-        """Place the members in turn, removing victims for infeasible ones; False if that fails for one. Members are
-        released again: the capacity is free now."""
+        """Place the members in turn, removing victims where needed, then release them; False if one fails."""
         engine, gang, view = self._engine, self._gang, self._view
         placed, left, enough = [], gang.size, True
         for kind, _, member in gang.each():

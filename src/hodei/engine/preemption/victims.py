@@ -263,7 +263,7 @@ class VictimIndex:
         here = [t for t in self.on_node.get(node, ()) if (t.stopping or (t.counted and t.rank < rank))]
         if self._aside:
             here = [victim for victim in here if victim not in self._aside]
-        here.sort(key=_class_of)
+        here.sort(key=lambda victim: LEAVING if victim.stopping else victim.rank)
         return here
 
     def ranks_below(self, rank: int) -> list[int]:
@@ -322,10 +322,6 @@ class VictimIndex:
                 if column is None:
                     column = of_class[resource] = np.zeros(len(self._table.names), dtype=np.int64)
                 column[row] += by * amount
-
-
-def _class_of(victim: VictimCandidate) -> int:
-    return LEAVING if victim.stopping else victim.rank
 
 
 # Budget violations per victim, in members.

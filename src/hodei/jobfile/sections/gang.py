@@ -1,5 +1,4 @@
-"""The keys `gang`, `distribution` and `checkpoint`, and `min`, `backends` and `binding` of a task: schema, parser and
-renderer."""
+"""The keys `gang`, `distribution`, `checkpoint`, and `min`, `backends`, `binding` of a task."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ class CredentialSource:
         """New credentials if a file has changed or a token expires; None if the old ones are still valid."""
         if any(_file_stamp(path) != stamp for path, stamp in self._stamps.items()):
             return await self.read()
-        if self._loader is not None and self._can_expire():
+        loader = self._loader
+        if loader is not None and (hasattr(loader, "exec_plugin_expiry") or loader.provider is not None):
             before = self._secret_values()
             try:
                 await self._loader.load_and_set(self._configuration)
@@ -93,9 +94,6 @@ class CredentialSource:
     def _secret_values(self) -> tuple[object, ...]:
         configuration = self._configuration
         return configuration.api_key.get("BearerToken"), configuration.cert_file, configuration.key_file
-
-    def _can_expire(self) -> bool:
-        return hasattr(self._loader, "exec_plugin_expiry") or self._loader.provider is not None
 
     async def _from_kubeconfig(self, files: list[str]) -> Credentials:
         config, client = _library()

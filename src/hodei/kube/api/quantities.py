@@ -100,8 +100,7 @@ _POD_LEVEL = (CPU, MEMORY)
 
 
 class RequestOptions(Struct, frozen=True):
-    """`ignored`: extended resources managed elsewhere, by name or domain (`example.com`). `default_requests`: for containers that
-    declare none."""
+    """`ignored`: extended resources, by name or domain. `default_requests`: for containers that declare none."""
 
     ignored: frozenset[str] = frozenset()
     default_requests: Resources = {}

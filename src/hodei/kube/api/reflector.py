@@ -125,7 +125,7 @@ class Reflector(Generic[T]):
         self._events: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             msgspec.defstruct("Event", [("type", str), ("object", resource.kind)])
         )
-        self._flushed: Callable[[], None] = getattr(sink, "flushed", _do_nothing)
+        self._flushed: Callable[[], None] = getattr(sink, "flushed", lambda: None)
         self._unreadable: Callable[[Change, Meta, str], None] = getattr(sink, "unreadable", _log_unreadable)
         self._version = ""
         self._listed_once = False
@@ -363,10 +363,6 @@ class Reflector(Generic[T]):
 class _WatchEvent(Struct, Generic[T]):
     type: str
     object: T
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _log_unreadable(kind: Change, meta: Meta, why: str) -> None:

@@ -225,7 +225,9 @@ class ClusterCache:
         self.capacities = Indexer[k8s.StorageCapacity](by_namespaced_name, storage, flushed)
         self.drivers = Indexer[k8s.CsiNode](by_name, lambda name, before, after: self.on_drivers_change(name), flushed)
         self.namespaces = Indexer[k8s.Namespace](by_name, self._namespace_changed, flushed)
-        self.disruption_budgets = Indexer[k8s.PodDisruptionBudget](by_namespaced_name, self._budget_changed, flushed)
+        self.disruption_budgets = Indexer[k8s.PodDisruptionBudget](
+            by_namespaced_name, lambda key, before, after: self.budgets.put(key, after), flushed
+        )
         self.services = Indexer[k8s.Service](by_namespaced_name, self._service_changed, flushed)
         # Replication controllers select by plain labels, as services do.
         self.controllers = Indexer[k8s.Service](by_namespaced_name, self._service_changed, flushed)
@@ -277,11 +279,6 @@ class ClusterCache:
             self.projects.pop(name, None)
         else:
             self.projects[name] = after.metadata.labels
-
-    def _budget_changed(
-        self, key: Any, before: k8s.PodDisruptionBudget | None, after: k8s.PodDisruptionBudget | None
-    ) -> None:
-        self.budgets.put(key, after)
 
     def _service_changed(self, key: tuple[str, str], before: k8s.Service | None, after: k8s.Service | None) -> None:
         if (before.spec if before else None) == (after.spec if after else None):

@@ -73,12 +73,9 @@ class Budgets:
     def violations(self, going: Sequence[Going]) -> list[int]:
         disruptions: dict[Key, int] = {}
         return [
-            sum(self._violates(job, member, disruptions) for member in self._members_of(job, members))
+            sum(self._violates(job, member, disruptions) for member in members or sorted(self._pods.get(job, ())))
             for job, members in going
         ]
-
-    def _members_of(self, job: JobId, members: Sequence[int]) -> Sequence[int]:
-        return members or sorted(self._pods.get(job, ()))
 
     def _violates(self, job: JobId, member: int, disruptions: dict[Key, int]) -> bool:
         """Whether one more eviction violates a budget; counts it in `disruptions`."""

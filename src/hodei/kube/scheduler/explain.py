@@ -105,7 +105,10 @@ async def plan_manifests(access: Access, options: Options, files: list[Path]) ->
         manifests = read_manifests(files, api.namespace or "default")
         await set_priorities(api, manifests)
         scheduler, unread = await _read_cluster(api, options)
-    _require_readable(unread, "/api/v1/nodes", "/api/v1/pods")
+    for path in ("/api/v1/nodes", "/api/v1/pods"):
+        if path in unread:
+            hint = "grant the role hodei-scheduler of deploy/kubernetes/rbac.yaml; check with kubectl auth can-i --list"
+            raise InvalidInput(f"planning needs read access to {path}", hint=hint)
     reader_options = ReaderOptions(one_per_node=options.one_pod_per_node)
     reader = Reader(scheduler.cache.context, reader_options, scheduler.refusals)
     return [
@@ -136,8 +139,7 @@ async def _pod(api: Api, namespace: str, name: str) -> k8s.Pod:
 
 
 async def _read_cluster(api: Api, options: Options, namespace: str = "") -> tuple[PodSchedulerParts, list[str]]:
-    """The cluster as it is now, with nothing decided, and the collections that may not be read. A collection that may only be read
-    in `namespace` is read there."""
+    """The cluster as it is now, and the collections that may not be read (or only in `namespace`)."""
     scheduler = build_scheduler(options, tries=0)
     if scheduler.uses_start_reservations:
         scheduler = build_scheduler(options)  # start reservations follow from decisions, which are not carried out here
@@ -171,13 +173,6 @@ async def _read_cluster(api: Api, options: Options, namespace: str = "") -> tupl
             break
         scheduler.controller.step(clock.now_ms(), [])
     return scheduler, unread
-
-
-def _require_readable(unread: list[str], *paths: str) -> None:
-    for path in paths:
-        if path in unread:
-            hint = "grant the role hodei-scheduler of deploy/kubernetes/rbac.yaml; check with kubectl auth can-i --list"
-            raise InvalidInput(f"planning needs read access to {path}", hint=hint)
 
 
 def _explain(scheduler: PodSchedulerParts, entry: Entry, answer: Answer) -> None:

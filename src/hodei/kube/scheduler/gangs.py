@@ -93,8 +93,7 @@ class Group(Struct, frozen=True):
 
 
 class Workloads(Struct, frozen=True):
-    """The workloads that define the size of groups. `planned`: the pods of workloads that do not exist yet (`hodei kube plan`), or
-    why their number is unknown."""
+    """The workloads that define the size of groups. `planned`: by `hodei kube plan`, or why a size is unknown."""
 
     workloads: Mapping[WorkloadKey, Workload] = {}
     jobs: Mapping[tuple[str, str], Workload] = {}

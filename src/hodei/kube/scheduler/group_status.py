@@ -256,7 +256,8 @@ class GroupStatusWriter(BackgroundTask):
 
     async def _write(self, convention: str, group: MemberGroup | PodGroup, status: dict[str, Any] | None) -> None:
         meta = group.metadata
-        if status is None or _is_same(self._last_written.get(meta.uid), status):
+        before = self._last_written.get(meta.uid)
+        if status is None or (before is not None and _without_times(before) == _without_times(status)):
             return
         path = await self._path(convention, meta.namespace, meta.name)
         content_type = _STRATEGIC if convention == "kubernetes" else _MERGE
@@ -316,11 +317,6 @@ class GroupStatusWriter(BackgroundTask):
 
     def _timestamp(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _is_same(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
-    """Whether only timestamps differ."""
-    return before is not None and _without_times(before) == _without_times(now)
 
 
 def _without_times(status: dict[str, Any]) -> dict[str, Any]:

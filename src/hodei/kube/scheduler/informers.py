@@ -79,8 +79,7 @@ class Informers:
         tolerate_forbidden: bool = False,
         namespace: str = "",
     ) -> None:
-        """Everything that scheduling reads. `tolerate_forbidden`: work without what may not be read, or with the part of it
-        in `namespace`."""
+        """Everything that scheduling reads. `tolerate_forbidden`: skip what may not be read outside `namespace`."""
         self.tasks: list[asyncio.Task[None]] = []
         self._started_at = time.monotonic()
         cache.wake = wake

@@ -121,8 +121,7 @@ class SchedulerLoop:
         self._woken.clear()
 
     def step(self, facts: Sequence[Fact] | None = None) -> Step:
-        """One scheduling cycle; `facts` default to those of the watches. Only this method may step the controller: what it
-        decided elsewhere would never be carried out."""
+        """One scheduling cycle; `facts` default to those of the watches. Nothing else may step the controller."""
         # 1. Decide.
         now_ms, began = self._now_ms(), time.perf_counter()
         step = self.controller.step(now_ms, self.pods.take_facts() if facts is None else facts)

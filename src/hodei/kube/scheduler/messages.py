@@ -231,15 +231,11 @@ def _is_permanent(reason: Reason, member: Member, table: Table) -> Mask | bool:
     """Where preemption cannot help; for resources, nodes that are too small even when empty."""
     if not reason.evictable:
         return True
-    resource = _resource_of(reason)
+    resource = reason.text.removeprefix("Insufficient ") if reason.code.startswith(_INSUFFICIENT) else ""
     if not resource or resource == PODS:
         return False
     too_small: Mask = table.view().capacity(resource) < member.task.request.get(resource, 0)
     return too_small
-
-
-def _resource_of(reason: Reason) -> str:
-    return reason.text.removeprefix("Insufficient ") if reason.code.startswith(_INSUFFICIENT) else ""
 
 
 UNSCHEDULABLE, WAITS_FOR_GROUP, WAITS_FOR_TURN = "Unschedulable", "WaitingForPodGroup", "WaitingForTurn"

@@ -102,8 +102,7 @@ class PodApi:
         await self._patch_status(pod, status)
 
     async def preempt(self, victim: Pod) -> None:
-        """As kube-scheduler does: a condition, then deletion with the pod's own grace period. Disruption budgets were considered when
-        the victim was chosen."""
+        """As kube-scheduler does: a condition, then deletion with the pod's own grace period."""
         text = messages.preempting(self._scheduler)
         generation = victim.metadata.generation
         condition = self._condition("DisruptionTarget", "True", "PreemptionByScheduler", text, generation)

@@ -455,8 +455,7 @@ class Pods(GroupIndex):
         )  # fmt: skip
 
     def lacking_resource(self, entry: Entry) -> str:
-        """The check before a binding: a resource that the node lacks because other schedulers have bound pods there since the
-        pod was placed; "" if there is none."""
+        """A resource that the node lacks since the placement, because of other schedulers; "" if none."""
         node = self.nodes.get(entry.node)
         if node is None or self._last_arrival.get(entry.node, 0) <= entry.arrivals_seen:
             return ""

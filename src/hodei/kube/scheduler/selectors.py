@@ -146,8 +146,7 @@ NO_SELECTOR_SOURCES = SelectorSources()
 
 
 class SpreadDefaults(Struct, frozen=True):
-    """Rules for pods that have none. `keyless`: a node without the key of one rule takes part in the others, as with kube-scheduler's
-    built-in defaults."""
+    """Rules for pods that have none. `keyless`: a node without the key of one rule takes part in the others."""
 
     rules: tuple[TopologySpread, ...] = ()
     keyless: bool = False

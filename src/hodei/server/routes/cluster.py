@@ -204,8 +204,9 @@ async def node_history(call: Call) -> NodeHistoryView:
     busy: dict[str, int] = {}
     views = []
     for run in page.runs:
-        request = _request_of(run, jobs.get(run.job))
-        views.append(_node_run_view(run, jobs.get(run.job), request))
+        job = jobs.get(run.job)
+        request = job.spec.task_of(run.member).request if job is not None and job.spec.has_member(run.member) else {}
+        views.append(_node_run_view(run, job, request))
         span_ms = max(0, min(run.finished_ms or until_ms, until_ms) - max(run.placed_ms, since_ms))
         for resource, amount in request.items():
             if total := capacity.get(resource, 0):
@@ -224,10 +225,6 @@ def _run_key(text: str) -> RunKey | None:
         raise InvalidInput(f"after: {text[:80]!r} is not the `next` of a page")
     job, attempt, member = map(int, parts)
     return job, attempt, member
-
-
-def _request_of(run: Run, job: Job | None) -> Resources:
-    return job.spec.task_of(run.member).request if job is not None and job.spec.has_member(run.member) else {}
 
 
 def _node_run_view(run: Run, job: Job | None, request: Resources) -> NodeRunView:

@@ -47,8 +47,7 @@ class PagePicture(Struct):
 
 
 def write_report(results: Sequence[Result], out: Path, *, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Writes into `out`, which is created if necessary, and returns the files, the page last. Without Matplotlib there are no
-    pictures, and the page says so."""
+    """Write into `out` and return the files, the page last. Without Matplotlib there are no pictures."""
     unknown = sorted(set(formats) - set(FORMATS))
     if unknown:
         raise InvalidInput(f"{unknown[0][:40]!r} is not a picture format", hint=f"use {' or '.join(FORMATS)}")

@@ -56,8 +56,7 @@ class MemberStay(Struct):
 
 
 class JobStart(Struct):
-    """A start of a gang. `stays` includes members that joined or were replaced later. `ended_ms`: when the last member
-    ended; None while one runs."""
+    """`stays`: also members that joined or were replaced later. `ended_ms`: of the last member; None while one runs."""
 
     at_ms: int
     stays: list[MemberStay]

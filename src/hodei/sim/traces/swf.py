@@ -52,8 +52,7 @@ _UNORDERED = "not in order of submission: sorted"
 def to_workload(
     name: str, records: Iterable[Record], settings: ReadSettings, procs: int | None, notes: list[str]
 ) -> Workload:
-    """Applies the filter of published schedules. `procs`: the size of the machine, if known. Adds a note with its count for
-    each kind of change."""
+    """Applies the filter of published schedules, with a note for each kind of change. `procs`: the machine's size."""
     jobs = list(records)
     has_requests = any(job.requested_ms > 0 for job in jobs)
     if jobs and not has_requests:
@@ -128,7 +127,8 @@ class _SwfReader:
             if not fields:
                 continue
             if fields[0].startswith(";"):
-                self._comment(line)
+                if (found := _HEADER.match(line.strip())) and int(found[2]) > 0:
+                    self.sizes.setdefault(found[1].lower(), int(found[2]))
                 continue
             if len(fields) < _LEAST_COLUMNS:
                 self.short += 1
@@ -140,10 +140,6 @@ class _SwfReader:
                 yield _record(fields)
             except ValueError:
                 self._fail(number, fields)
-
-    def _comment(self, line: str) -> None:
-        if (found := _HEADER.match(line.strip())) and int(found[2]) > 0:
-            self.sizes.setdefault(found[1].lower(), int(found[2]))
 
     def _fail(self, number: int, fields: list[str]) -> None:
         for column, text in enumerate(fields, 1):
