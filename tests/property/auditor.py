@@ -20,15 +20,15 @@ ENDED_JOB = ("succeeded", "failed", "cancelled")
 FORWARD = {"placed": 0, "running": 1, "succeeded": 2, "failed": 2, "stopped": 2, "lost": 2}
 
 
-class Marks:
-    """What operators said of one node, as a plain list of wishes."""
+class Overrides:
+    """The overrides of one node by operators."""
 
     def __init__(self) -> None:
         self.cordoned = False
         self.labels: dict[str, str | None] = {}
         self.taints: dict[tuple[str, str], Taint | None] = {}
 
-    def hear(self, fact: NodeOverridden) -> None:
+    def apply(self, fact: NodeOverridden) -> None:
         if fact.cordon is not None:
             self.cordoned = fact.cordon
         if fact.drain:
@@ -39,7 +39,7 @@ class Marks:
         for taint in fact.add_taints:
             self.taints[taint.key, taint.effect] = taint
 
-    def on(self, node: Node) -> Node:
+    def applied_to(self, node: Node) -> Node:
         labels = {**node.labels, **self.labels}
         taints = {(taint.key, taint.effect): taint for taint in node.taints} | self.taints
         return structs.replace(
@@ -56,24 +56,24 @@ class Auditor:
         self.runs: dict[str, Run] = {}
         self.saved_overrides: dict[str, NodeOverrides] = {}
         self.offered: dict[str, Node] = {}
-        self.marks: dict[str, Marks] = {}
+        self.overrides: dict[str, Overrides] = {}
         self.ends: dict[int, int] = {}
         self.last_event = 0
 
     def nodes(self) -> list[Node]:
-        return [self.marks.get(name, Marks()).on(self.offered[name]) for name in sorted(self.offered)]
+        return [self.overrides.get(name, Overrides()).applied_to(self.offered[name]) for name in sorted(self.offered)]
 
     def live(self) -> list[Run]:
         return [run for run in self.runs.values() if run.state in LIVE]
 
     def used(self) -> dict[str, dict[str, int]]:
-        books: dict[str, dict[str, int]] = {name: {} for name in self.offered}
+        used: dict[str, dict[str, int]] = {name: {} for name in self.offered}
         for run in self.live():
             request = naive.members(self.jobs[run.job].spec)[run.member].request
-            availability = books.setdefault(run.node, {})
+            on_node = used.setdefault(run.node, {})
             for name, amount in request.items():
-                availability[name] = availability.get(name, 0) + amount
-        return books
+                on_node[name] = on_node.get(name, 0) + amount
+        return used
 
     def attempt(self, job: int) -> list[Run]:
         return sorted(
@@ -82,19 +82,19 @@ class Auditor:
         )
 
     def restarted(self) -> None:
-        """The nodes have to join again; all else was in the store."""
+        """The nodes have to join again; everything else is in the store."""
         self.offered = {}
 
     def step(self, facts: Sequence[Fact], saves: Sequence[Save], acts: Sequence[Act]) -> None:
-        self._hear(facts)
-        again = {fact.job for fact in facts if isinstance(fact, JobRequeued)}
+        self._read_facts(facts)
+        requeued = {fact.job for fact in facts if isinstance(fact, JobRequeued)}
         jobs = {save.job.id: save for save in saves if isinstance(save, SaveJob)}
         runs = {save.run.id: save for save in saves if isinstance(save, SaveRun)}
         before = dict(self.runs)
         for save in runs.values():
             self._run(save)
         for save in jobs.values():
-            self._job(save, again)
+            self._job(save, requeued)
         for save in saves:
             if isinstance(save, SaveOverrides):
                 self.saved_overrides[save.overrides.node] = save.overrides
@@ -107,14 +107,14 @@ class Auditor:
         self._rules(started)
         self._one_attempt()
 
-    def _hear(self, facts: Sequence[Fact]) -> None:
+    def _read_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             if isinstance(fact, NodeJoined):
                 self.offered[fact.node.name] = fact.node
             elif isinstance(fact, NodeLost):
                 self.offered.pop(fact.node, None)
             elif isinstance(fact, NodeOverridden):
-                self.marks.setdefault(fact.node, Marks()).hear(fact)
+                self.overrides.setdefault(fact.node, Overrides()).apply(fact)
             elif isinstance(fact, JobSubmitted):
                 assert fact.job.id not in self.jobs
 
@@ -127,19 +127,19 @@ class Auditor:
             assert (run.node, run.backend, run.attempt) == (old.node, old.backend, old.attempt), f"run {run.id} moved"
         self.runs[run.id] = run
 
-    def _job(self, save: SaveJob, again: set[int]) -> None:
+    def _job(self, save: SaveJob, requeued: set[int]) -> None:
         job, old = save.job, self.jobs.get(save.job.id)
         assert save.new == (old is None), f"job {job.id} is saved as {'new' if save.new else 'known'}"
         if old is not None:
             assert job.version > old.version, f"the version of job {job.id} does not count up"
             assert job.attempt in (old.attempt, old.attempt + 1), f"job {job.id} skips an attempt"
             if old.state in ENDED_JOB:
-                assert job.id in again, f"job {job.id} had {old.state} and is {job.state} without being asked"
+                assert job.id in requeued, f"job {job.id} had {old.state} and is {job.state} without a requeue"
         self.jobs[job.id] = job
         if job.state in ENDED_JOB:
             alive = [run.id for run in self.live() if run.job == job.id]
-            assert not alive, f"job {job.id} has {job.state} while {alive} go on"
-            assert job.finished_ms, f"job {job.id} has ended and does not say when"
+            assert not alive, f"job {job.id} has {job.state} while {alive} are live"
+            assert job.finished_ms, f"job {job.id} has ended without an end time"
 
     def _starts(self, started: Mapping[str, Run], acts: Sequence[Act]) -> None:
         ordered = [act for act in acts if isinstance(act, Start)]
@@ -152,25 +152,25 @@ class Auditor:
             assert act.task == naive.members(act.spec)[act.run.member], f"{act.run.id} is started as another task"
         for act in acts:
             if isinstance(act, Stop):
-                assert self.runs[act.run].stop_reason, f"stop of {act.run}, but it is not written down"
+                assert self.runs[act.run].stop_reason, f"stop of {act.run} without a saved stop reason"
                 assert self.runs[act.run].backend == act.backend
             elif isinstance(act, Forget):
-                assert self.runs[act.run].state not in LIVE, f"{act.run} is forgotten alive"
+                assert self.runs[act.run].state not in LIVE, f"{act.run} is forgotten while it is live"
 
     def _gangs(self, started: Mapping[str, Run], before: Mapping[str, Run]) -> None:
         for id in {run.job for run in started.values()}:
-            mine, job = [run for run in started.values() if run.job == id], self.jobs[id]
-            assert {run.attempt for run in mine} == {job.attempt}, f"job {id} started two attempts at once"
+            members, job = [run for run in started.values() if run.job == id], self.jobs[id]
+            assert {run.attempt for run in members} == {job.attempt}, f"job {id} started two attempts at once"
             assert not [run for run in before.values() if run.job == id and run.attempt == job.attempt]
             if job.attempt == job.first_attempt:
                 assert job.state == "scheduled", f"job {id} was started and is {job.state}"
                 first = 0
                 for task in job.spec.tasks:
-                    there = sorted(run.member for run in mine if first <= run.member < first + task.count)
-                    assert there == list(range(first, first + len(there))), f"job {id} started with gaps"
-                    assert len(there) >= task.needed, f"job {id} started in part"
+                    numbers = sorted(run.member for run in members if first <= run.member < first + task.count)
+                    assert numbers == list(range(first, first + len(numbers))), f"job {id} started with gaps"
+                    assert len(numbers) >= task.needed, f"job {id} started below its minimum"
                     first += task.count
-                assert sorted(run.rank for run in mine) == list(range(len(mine))), f"job {id} has ranks with gaps"
+                assert sorted(run.rank for run in members) == list(range(len(members))), f"job {id} has ranks with gaps"
             else:
                 assert job.state in ("scheduled", "running"), f"members joined job {id}, which is {job.state}"
                 assert job.spec.gang.elastic or job.spec.gang.on_failure == "repair", f"members joined job {id}"
@@ -181,7 +181,7 @@ class Auditor:
             spec = self.jobs[run.job].spec
             task = naive.members(spec)[run.member]
             node = nodes.get(run.node)
-            assert node is not None, f"{run.id} was put on {run.node}, which is not there"
+            assert node is not None, f"{run.id} was put on {run.node}, which is unknown"
             assert run.backend == node.backend
             broken = naive.refusals(spec, task, node)
             assert not broken, f"{run.id} was put on {run.node} against {broken}"

@@ -33,9 +33,9 @@ def profiles() -> dict[str, Profile]:
     return build_profiles(PROFILES)
 
 
-def mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
-    """The usual value three times as often as all the others together."""
-    return st.sampled_from((usual,) * 3 * len(others) + others)
+def mostly(common: Any, *others: Any) -> st.SearchStrategy[Any]:
+    """The common value, three times as often as all the others together."""
+    return st.sampled_from((common,) * 3 * len(others) + others)
 
 
 requirements = st.sampled_from(
@@ -82,24 +82,24 @@ GANGS = (
 
 @st.composite
 def plain_tasks(draw: st.DrawFn, name: str = "main") -> TaskSpec:
-    """Room is all that they ask for."""
+    """Tasks that request only capacity."""
     cpu, memory = draw(st.sampled_from(("500m", "1", "2"))), draw(st.sampled_from(("0", "1Gi", "3Gi")))
     count = draw(st.sampled_from((1, 1, 2, 3)))
-    least = draw(st.sampled_from((0, 1))) if count > 1 else 0
-    return a_task(name, cpu=cpu, memory=memory, count=count, min_count=least, tolerations=draw(tolerations))
+    minimum = draw(st.sampled_from((0, 1))) if count > 1 else 0
+    return a_task(name, cpu=cpu, memory=memory, count=count, min_count=minimum, tolerations=draw(tolerations))
 
 
 @st.composite
 def picky_tasks(draw: st.DrawFn, name: str = "main") -> TaskSpec:
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
     if draw(mostly(False, True)):
-        asked["example.com/fpga"] = draw(st.integers(0, 2))
+        request["example.com/fpga"] = draw(st.integers(0, 2))
     return a_task(
         name,
         cpu=draw(st.sampled_from(("0", "500m", "1", "2", "3"))),
         memory=draw(st.sampled_from(("0", "1Gi", "3Gi"))),
         gpu=draw(mostly("", "1")),
-        request=asked,
+        request=request,
         count=draw(mostly(1, 2, 3)),
         node_selector=draw(mostly({}, {"disk": "ssd"}, {"disk": "ssd", "zone": "a"})),
         affinity=draw(affinities),

@@ -1,7 +1,7 @@
-"""Objects of a cluster that nobody should have written: every field that the scheduler reads, with any value in it.
+"""Malformed Kubernetes objects: every field that the scheduler reads, with any value in it.
 
-The generator walks the very structs that the watches decode to, so a field that is read tomorrow is in it tomorrow. Each
-object comes from a seed of its own: a failing list of seeds shrinks to the guilty objects.
+The generator walks the structs that the watches decode to, so it covers new fields without a change. Each object comes from
+its own seed: a failing list of seeds shrinks to the objects that cause the failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hodei.kube.api.objects import (
 )
 from hodei.kube.scheduler import gangs, translate
 
-# The path of each collection that is watched, and what its objects are decoded to. Pods are most of what there is.
+# The path of each watched collection, and the struct of its objects. Most objects are pods.
 KINDS: dict[str, type[Any]] = {
     "/api/v1/pods": Pod,
     "/api/v1/nodes": Node,
@@ -93,7 +93,7 @@ TEXTS = (
     "kubernetes.io/hostname", "topology.kubernetes.io/zone", "2026-01-01T00:00:00Z", "9999-12-31T23:59:59Z",
     "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "99999-01-01", "2026-13-45T99:99:99Z", *NUMBERS,
 )  # fmt: skip
-# What a field usually holds, so that objects refer to each other and some of them get far.
+# Common values of a field, so that objects refer to each other and some are processed to the end.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "schedulerName": ("hodei", "hodei", "hodei", "default-scheduler"),
     "name": ("a", "b", "c", "n-0", "n-1"),
@@ -113,12 +113,12 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "protocol": ("TCP", "UDP"),
     "nodeName": ("", "", "", "n-0", "n-1", "nowhere"),
 }
-# Left out mostly: with them nothing else is looked at.
+# Mostly left out: with them a pod is not processed further.
 _RARE = ("deletionTimestamp", "schedulingGates", "resourceClaims")
 
 
-class _Maker:
-    """`nasty`: how likely any value is one that it should not be. Objects with a single fault get furthest."""
+class _Generator:
+    """`nasty`: the probability of a malformed value. Objects with a single fault are processed furthest."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -127,7 +127,7 @@ class _Maker:
     def _is_nasty(self) -> bool:
         return self.random.random() < self.nasty
 
-    def of(self, info: inspect.Type, field: str, depth: int) -> Any:
+    def value_of(self, info: inspect.Type, field: str, depth: int) -> Any:
         random = self.random
         if random.random() < self.nasty / 10:
             return self.wrong()
@@ -135,7 +135,7 @@ class _Maker:
             case inspect.StructType(fields=fields):
                 chance = 0.5 if depth < 2 else 0.6
                 return {
-                    one.encode_name: self.of(one.type, one.encode_name, depth + 1)
+                    one.encode_name: self.value_of(one.type, one.encode_name, depth + 1)
                     for one in fields
                     if random.random() < (0.04 if one.encode_name in _RARE else chance)
                 }
@@ -145,16 +145,16 @@ class _Maker:
                 some = (
                     [one for one in types if not isinstance(one, inspect.NoneType)] if not self._is_nasty() else types
                 )
-                return self.of(random.choice(some), field, depth)
+                return self.value_of(random.choice(some), field, depth)
             case inspect.DictType(value_type=value):
                 if isinstance(value, inspect.UnionType):
                     names = RESOURCES if self._is_nasty() else RESOURCES[:3]
-                    return {random.choice(names): self.of(value, "", depth) for _ in range(random.randrange(4))}
+                    return {random.choice(names): self.value_of(value, "", depth) for _ in range(random.randrange(4))}
                 if field in ("labels", "annotations", "matchLabels", "nodeSelector", "selector"):
-                    return dict(self.said() for _ in range(random.choice((0, 0, 1, 2, 6))))
-                return {random.choice(TEXTS): self.of(value, "", depth + 1) for _ in range(random.randrange(3))}
+                    return dict(self.label() for _ in range(random.choice((0, 0, 1, 2, 6))))
+                return {random.choice(TEXTS): self.value_of(value, "", depth + 1) for _ in range(random.randrange(3))}
             case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
-                return [self.of(item, field, depth + 1) for _ in range(random.choice((0, 0, 1, 2)))]
+                return [self.value_of(item, field, depth + 1) for _ in range(random.choice((0, 0, 1, 2)))]
             case inspect.IntType():
                 return random.choice(INTS) if self._is_nasty() else random.choice(INTS[:6])
             case inspect.BoolType():
@@ -167,7 +167,7 @@ class _Maker:
                 usual = _USUAL.get(field, _PLAIN)
                 return random.choice(TEXTS) if self._is_nasty() else random.choice(usual)
 
-    def said(self) -> tuple[str, str]:
+    def label(self) -> tuple[str, str]:
         random = self.random
         key = random.choice(KEYS)
         plain: tuple[str, ...] = ("a", "b")
@@ -176,7 +176,7 @@ class _Maker:
             plain, values = _TASKS[:1], _TASKS
         elif "estimate" in key or "timeout" in key or "waiting-time" in key or "expected" in key:
             plain, values = DURATIONS[:3], DURATIONS
-        elif any(word in key for word in ("seconds", "size", "min", "count", "priority")):
+        elif any(part in key for part in ("seconds", "size", "min", "count", "priority")):
             plain, values = NUMBERS[:4], NUMBERS
         elif "Parameters" in key:
             plain, values = ("",), tuple(f"placeholderTimeoutInSeconds={number}" for number in NUMBERS)
@@ -191,45 +191,48 @@ class _Maker:
         )
 
 
-def watched(seed: int) -> tuple[str, bytes]:
+def random_object(seed: int) -> tuple[str, bytes]:
     """The collection that an object belongs to, and the object as the API would write it."""
-    maker = _Maker(seed)
-    random = maker.random
+    generator = _Generator(seed)
+    random = generator.random
     path = random.choices(list(KINDS), _WEIGHTS)[0]
-    made = maker.of(inspect.type_info(KINDS[path]), "", 0)
-    if not isinstance(made, dict):
-        return path, _written(made)
-    if random.random() < 0.97:  # else even its name and uid may be missing
-        meta = made.get("metadata")
+    generated = generator.value_of(inspect.type_info(KINDS[path]), "", 0)
+    if not isinstance(generated, dict):
+        return path, _encode(generated)
+    if random.random() < 0.97:  # else even the name and the uid may be missing
+        meta = generated.get("metadata")
         meta = meta if isinstance(meta, dict) else {}
         name = random.choice((f"o{seed % 100_000}", "a", "b", "c", "n-0", "n-1"))
         cluster_wide = KINDS[path] in (Node, Namespace, Volume, StorageClass, CsiNode, CsiDriver)
-        made["metadata"] = {
+        generated["metadata"] = {
             **meta, "name": name, "namespace": "" if cluster_wide else random.choice(("ns", "ns", "other")),
             "uid": f"u{seed}", "resourceVersion": str(seed % 10_000 + 1),
         }  # fmt: skip
-    if KINDS[path] is Node and random.random() < 0.5:  # some are to take pods
-        made["status"] = {**_a_dict(made.get("status")), "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "20"}}
-        made["spec"] = {**_a_dict(made.get("spec")), "taints": [], "unschedulable": False}
-    if KINDS[path] is Pod and random.random() < 0.7:  # and some are to be looked at to the end
-        made["spec"] = {**_a_dict(made.get("spec")), "schedulerName": "hodei"}
-        made["status"] = {**_a_dict(made.get("status")), "phase": random.choice(("Pending", "Running"))}
+    if KINDS[path] is Node and random.random() < 0.5:  # some nodes accept pods
+        generated["status"] = {
+            **_a_dict(generated.get("status")),
+            "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "20"},
+        }
+        generated["spec"] = {**_a_dict(generated.get("spec")), "taints": [], "unschedulable": False}
+    if KINDS[path] is Pod and random.random() < 0.7:  # some pods are processed to the end
+        generated["spec"] = {**_a_dict(generated.get("spec")), "schedulerName": "hodei"}
+        generated["status"] = {**_a_dict(generated.get("status")), "phase": random.choice(("Pending", "Running"))}
         for rare in ("resourceClaims", "nodeSelector", "volumes", "affinity", "nodeName"):
             if random.random() < 0.6:
-                made["spec"].pop(rare, None)
-    return path, _written(made)
+                generated["spec"].pop(rare, None)
+    return path, _encode(generated)
 
 
 def _a_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _written(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=True, allow_nan=False).encode()
 
 
 def checked(path: str, body: bytes) -> bool:
-    """Whether an object is what its kind says it is: what an API server could serve of the kinds that it knows itself."""
+    """Whether an object decodes as its kind, so that an API server could serve it."""
     try:
         msgspec.json.decode(body, type=KINDS[path])
     except (msgspec.DecodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""Drives a controller through random facts: every choice is a number, interpreted in the present state.
+"""Drives a controller through random facts. Every choice is a number that is interpreted in the current state.
 
-So any list of numbers is a valid run, and Hypothesis can shorten it. A fake backend carries out starts and stops on demand.
+So any list of numbers is a valid run, and Hypothesis can shrink it. Starts and stops are reported on demand.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ events = st.one_of(
 restarts = st.tuples(st.just("restart"), st.just(0))
 steps = st.lists(events, min_size=1, max_size=3)
 crash = st.lists(restarts, min_size=1, max_size=1)
-stories = st.tuples(
+random_runs = st.tuples(
     clusters.clusters(), st.lists(st.one_of(steps, steps, steps, steps, crash), min_size=6, max_size=20)
 )
-calm_stories = st.tuples(clusters.clusters(), st.lists(steps, min_size=3, max_size=15))
+runs_without_restarts = st.tuples(clusters.clusters(), st.lists(steps, min_size=3, max_size=15))
 
 
-class Story:
-    """`between` is called after every step; it must leave no mark. `warlike`: higher work may take the place of lower."""
+class RandomRun:
+    """`between` is called after every step and must not change the state."""
 
     def __init__(
-        self, between: Callable[[Story], None] | None = None, *, max_tries: int = 5000, warlike: bool = False
+        self, between: Callable[[RandomRun], None] | None = None, *, max_tries: int = 5000, preemption: bool = False
     ) -> None:
         self.now_ms = NOW_MS
         self.max_tries = max_tries
-        self.warlike = warlike
+        self.preemption = preemption
         self.auditor = Auditor()
         self.controller = self._new()
-        self.written: list[bytes] = []
-        self.taken: list[Step] = []
+        self.encoded_steps: list[bytes] = []
+        self.steps: list[Step] = []
         self.last: Step | None = None
         self._last_job = 0
         self._between = between
@@ -83,35 +83,35 @@ class Story:
         return Controller(
             clusters.profiles(),
             admission=AdmissionPolicy("wait"),
-            preemption=PreemptionPolicy(enabled=self.warlike),
+            preemption=PreemptionPolicy(enabled=self.preemption),
             last_event=self.auditor.last_event,
             max_tries=self.max_tries,
         )
 
-    def tell(self, cluster: Sequence[Any], chapters: Sequence[Sequence[tuple[str, Any]]]) -> Story:
+    def run(self, cluster: Sequence[Any], steps: Sequence[Sequence[tuple[str, Any]]]) -> RandomRun:
         self.step([NodeJoined(node) for node in cluster])
-        for chapter in chapters:
-            if chapter[0][0] == "restart":
+        for step in steps:
+            if step[0][0] == "restart":
                 self.restart()
                 continue
             facts: list[Fact] = []
-            for what, which in chapter:
+            for what, which in step:
                 facts += self.facts(what, which)
             self.step(facts)
         return self
 
     def step(self, facts: Sequence[Fact]) -> Step:
         done = self.last = self.controller.step(self.now_ms, facts)
-        self.taken.append(done)
-        self.written.append(msgspec.json.encode([done.plan, done.saves, done.acts]))
+        self.steps.append(done)
+        self.encoded_steps.append(msgspec.json.encode([done.plan, done.saves, done.acts]))
         self.auditor.step(facts, done.saves, done.acts)
-        self._compare_books()
+        self._compare_usage()
         if self._between is not None:
             self._between(self)
         return done
 
     def restart(self) -> None:
-        """The process dies and another reads the store; the nodes are offered again after that."""
+        """A new controller restores the store; the nodes join again after that."""
         auditor, offered = self.auditor, list(self.auditor.offered.values())
         self.controller = self._new()
         auditor.restarted()
@@ -131,28 +131,28 @@ class Story:
             self.now_ms += which
             return []
         if what in ("cancel", "hold", "release", "requeue", "suspend", "migrate", "force"):
-            return self._about_a_job(what, which)
+            return self._job_facts(what, which)
         if what in ("lose", "cordon", "uncordon", "taint", "untaint", "label", "unlabel", "drain"):
-            return self._about_a_node(what, clusters.NODE_NAMES[which % len(clusters.NODE_NAMES)], which)
+            return self._node_facts(what, clusters.NODE_NAMES[which % len(clusters.NODE_NAMES)], which)
         runs = sorted(run.id for run in auditor.runs.values() if (run.state in LIVE) == (what != "repeats"))
         if what == "stops":
             runs = [run for run in runs if auditor.runs[run].stop_reason] or runs
         if not runs:
             return []
         run = runs[which % len(runs)]
-        seen: dict[str, RunObserved] = {
+        reports: dict[str, RunObserved] = {
             "runs": RunObserved(run, "running", now),
             "succeeds": RunObserved(run, "succeeded", now, 0),
             "fails": RunObserved(run, "failed", now, 3),
-            "is lost": RunObserved(run, "lost", now, reason_code="lost", reason="gone"),
-            "does not start": RunObserved(run, "failed", now, reason_code=START_FAILED, reason="no luck"),
+            "is lost": RunObserved(run, "lost", now, reason_code="lost", reason="vanished"),
+            "does not start": RunObserved(run, "failed", now, reason_code=START_FAILED, reason="timeout"),
             "is refused": RunObserved(run, "failed", now, reason_code=START_FAILED, reason="never", permanent=True),
             "stops": RunObserved(run, "stopped", now, 143, "killed"),
             "repeats": RunObserved(run, "succeeded", now, 0),
         }
-        return [seen[what]]
+        return [reports[what]]
 
-    def _about_a_job(self, what: str, which: int) -> list[Fact]:
+    def _job_facts(self, what: str, which: int) -> list[Fact]:
         jobs = sorted(self.auditor.jobs)
         if not jobs:
             return []
@@ -160,7 +160,7 @@ class Story:
         if what == "requeue":
             job = self.auditor.jobs[id]
             return [JobRequeued(id, job if job.finished_ms else None)]
-        words: dict[str, Fact] = {
+        commands: dict[str, Fact] = {
             "cancel": JobCancelled(id),
             "hold": JobHeld(id),
             "release": JobReleased(id),
@@ -168,13 +168,13 @@ class Story:
             "migrate": JobMigrated(id),
             "force": JobMigrated(id, force=True),
         }
-        return [words[what]]
+        return [commands[what]]
 
-    def _about_a_node(self, what: str, name: str, which: int) -> list[Fact]:
+    def _node_facts(self, what: str, name: str, which: int) -> list[Fact]:
         if name not in self.auditor.offered:
             return []
         taint = clusters.TAINTS[which % len(clusters.TAINTS)]
-        marks: dict[str, Fact] = {
+        facts: dict[str, Fact] = {
             "lose": NodeLost(name, "unplugged"),
             "cordon": NodeOverridden(name, cordon=True),
             "uncordon": NodeOverridden(name, cordon=False),
@@ -184,32 +184,34 @@ class Story:
             "unlabel": NodeOverridden(name, labels={"disk": None}),
             "drain": NodeOverridden(name, drain=True),
         }
-        return [marks[what]]
+        return [facts[what]]
 
-    def kept(self) -> list[Place]:
-        """Room that is kept for jobs that wait until others have gone, that move, or that get members replaced."""
-        kept = [place for hold in self.controller.preemption.holds.values() for place in hold.places]
-        kept += [place for places in self.controller.relocation.held.values() for place in places]
-        kept += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
-        return kept
+    def held(self) -> list[Place]:
+        """Capacity held for preemptors, for migrations and for repairs."""
+        held = [place for hold in self.controller.preemption.holds.values() for place in hold.places]
+        held += [place for places in self.controller.relocation.held.values() for place in places]
+        held += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
+        return held
 
     def used(self) -> dict[str, dict[str, int]]:
-        """By node and resource, what runs hold by the saved runs, and what is kept."""
+        """By node and resource: what the saved runs use, and what is held."""
         used = self.auditor.used()
-        for name, member, _ in self.kept():
-            here = used.setdefault(name, {})
+        for name, member, _ in self.held():
+            on_node = used.setdefault(name, {})
             for resource, amount in member.task.request.items():
-                here[resource] = here.get(resource, 0) + amount
+                on_node[resource] = on_node.get(resource, 0) + amount
         return used
 
-    def _compare_books(self) -> None:
-        """What the table says is held must be what the auditor adds up from the saved runs, and the room that is kept."""
-        table, used, kept = self.controller.cluster.table, self.used(), self.kept()
+    def _compare_usage(self) -> None:
+        """The usage in the table equals the saved runs plus the held capacity."""
+        table, used, held = self.controller.cluster.table, self.used(), self.held()
         for row, name in enumerate(table.names):
-            books = {resource: amount for resource, amount in used.get(name, {}).items() if amount}
-            assert table.usage(row) == books, f"{name}: {table.usage(row)} in the table, {books} by the saved runs"
+            expected = {resource: amount for resource, amount in used.get(name, {}).items() if amount}
+            assert table.usage(row) == expected, (
+                f"{name}: {table.usage(row)} in the table, {expected} by the saved runs"
+            )
             assert table.runs[row] == sum(run.node == name for run in self.auditor.live()) + sum(
-                place.node == name for place in kept
+                place.node == name for place in held
             )
         assert table.names == sorted(self.auditor.offered)
         ours, theirs = ([_taints_in_order(node) for node in side] for side in (table.nodes, self.auditor.nodes()))
@@ -217,5 +219,5 @@ class Story:
 
 
 def _taints_in_order(node: Node) -> Node:
-    """In which order taints were put on a node means nothing."""
+    """The order of taints has no meaning."""
     return structs.replace(node, taints=tuple(sorted(node.taints, key=str)))

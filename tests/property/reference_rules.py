@@ -1,4 +1,4 @@
-"""The rules of the engine again, simple and slow, without its code: what a node must fulfil for a member."""
+"""A reference implementation of the rules of the engine, simple and slow, without its code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 def refusals(spec: JobSpec, task: TaskSpec, node: Node) -> list[str]:
-    """Every required rule that the node breaks, room apart."""
+    """Every required rule that the node breaks, without capacity."""
     broken = []
     if not node.ready:
         broken.append("not ready")
@@ -31,9 +31,9 @@ def refusals(spec: JobSpec, task: TaskSpec, node: Node) -> list[str]:
     ):
         broken.append("affinity")
     for taint in node.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(forgives(t, taint) for t in task.tolerations):
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(t, taint) for t in task.tolerations):
             broken.append(f"taint {taint}")
-    if task.arch and one_name(task.arch) != one_name(node.arch):
+    if task.arch and canonical(task.arch) != canonical(node.arch):
         broken.append("architecture")
     if task.gpu_type and task.gpu_type.lower() != node.gpu_type.lower():
         broken.append("gpu type")
@@ -42,27 +42,27 @@ def refusals(spec: JobSpec, task: TaskSpec, node: Node) -> list[str]:
     return broken
 
 
-def one_name(arch: str) -> str:
+def canonical(arch: str) -> str:
     return ARCHITECTURES.get(arch.lower(), arch.lower())
 
 
 def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
-    there, value = requirement.key in labels, labels.get(requirement.key, "")
+    present, value = requirement.key in labels, labels.get(requirement.key, "")
     if requirement.operator == "In":
-        return there and value in requirement.values
+        return present and value in requirement.values
     if requirement.operator == "NotIn":
-        return not (there and value in requirement.values)
+        return not (present and value in requirement.values)
     if requirement.operator == "Exists":
-        return there
+        return present
     if requirement.operator == "DoesNotExist":
-        return not there
+        return not present
     if not value.lstrip("+-").isdigit():
         return False
     bound = int(requirement.values[0])
     return int(value) > bound if requirement.operator == "Gt" else int(value) < bound
 
 
-def forgives(toleration: Toleration, taint: Taint) -> bool:
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
     effect = toleration.effect in ("", taint.effect)
     if toleration.key == "":
         return toleration.operator == "Exists" and effect
@@ -70,7 +70,7 @@ def forgives(toleration: Toleration, taint: Taint) -> bool:
     return same and (toleration.operator == "Exists" or toleration.value == taint.value)
 
 
-def has_room(task: TaskSpec, node: Node, used: Mapping[str, int]) -> bool:
+def fits(task: TaskSpec, node: Node, used: Mapping[str, int]) -> bool:
     return all(
         amount == 0 or used.get(name, 0) + amount <= node.capacity.get(name, 0) for name, amount in task.request.items()
     )
@@ -81,22 +81,24 @@ def members(spec: JobSpec) -> list[TaskSpec]:
 
 
 def can_start(spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]) -> bool:
-    """Is there any way at all to put all needed members somewhere? Every way is tried."""
-    return next(ways(spec, nodes, used), None) is not None
+    """Whether all needed members can be placed. Every combination is tried."""
+    return next(placements(spec, nodes, used), None) is not None
 
 
-def ways(spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Node, ...]]:
+def placements(
+    spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]
+) -> Iterator[tuple[Node, ...]]:
     gang = [task for task in spec.tasks for _ in range(task.needed)]
-    homes = []
+    candidates = []
     for task in gang:
-        allowed = [node for node in nodes if not refusals(spec, task, node) and has_room(task, node, used[node.name])]
-        homes.append(allowed)
-    for way in product(*homes):
-        taken = {node.name: dict(used[node.name]) for node in nodes}
-        for task, node in zip(gang, way, strict=True):
-            if not has_room(task, node, taken[node.name]):
+        allowed = [node for node in nodes if not refusals(spec, task, node) and fits(task, node, used[node.name])]
+        candidates.append(allowed)
+    for placement in product(*candidates):
+        usage = {node.name: dict(used[node.name]) for node in nodes}
+        for task, node in zip(gang, placement, strict=True):
+            if not fits(task, node, usage[node.name]):
                 break
             for name, amount in task.request.items():
-                taken[node.name][name] = taken[node.name].get(name, 0) + amount
+                usage[node.name][name] = usage[node.name].get(name, 0) + amount
         else:
-            yield way
+            yield placement

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the auditor finds nothing to complain of."""
+"""Random runs of the controller under the invariants of the auditor."""
 
 from __future__ import annotations
 
@@ -11,92 +11,96 @@ from property import reference_rules as naive
 from property.auditor import ENDED_JOB
 from property.clusters import specs
 from property.examples import examples
-from property.random_runs import Story, calm_stories, stories
+from property.random_runs import RandomRun, random_runs, runs_without_restarts
 
 
 @examples(80)
-@given(stories)
-def test_no_node_is_overcommitted_no_gang_is_split_and_no_rule_is_broken_whatever_happens(story):
-    Story().tell(*story)
+@given(random_runs)
+def test_no_node_is_overcommitted_no_gang_is_split_and_no_rule_is_broken(example):
+    RandomRun().run(*example)
 
 
 @examples(60)
-@given(stories)
-def test_it_is_so_also_when_higher_work_takes_the_place_of_lower(story):
-    Story(warlike=True).tell(*story)
+@given(random_runs)
+def test_the_invariants_hold_with_preemption(example):
+    RandomRun(preemption=True).run(*example)
 
 
 @examples(40)
-@given(stories)
-def test_no_job_waits_while_there_is_capacity_and_no_job_is_lost(story):
-    told = Story(between=_nobody_waits_for_nothing).tell(*story)
-    alive = [id for id, job in told.auditor.jobs.items() if job.state not in ENDED_JOB]
-    told.step([JobCancelled(id) for id in alive])
-    told.step([RunObserved(run.id, "stopped", told.now_ms, 143) for run in told.auditor.live()])
-    assert all(job.state in ENDED_JOB for job in told.auditor.jobs.values())
-    assert not told.controller.cluster.jobs
-    assert not any(told.controller.pending().values())
-    assert not told.controller.cluster.table.runs.any()
+@given(random_runs)
+def test_no_job_waits_while_there_is_capacity_and_no_job_is_lost(example):
+    random_run = RandomRun(between=_no_pending_job_could_start).run(*example)
+    alive = [id for id, job in random_run.auditor.jobs.items() if job.state not in ENDED_JOB]
+    random_run.step([JobCancelled(id) for id in alive])
+    random_run.step([RunObserved(run.id, "stopped", random_run.now_ms, 143) for run in random_run.auditor.live()])
+    assert all(job.state in ENDED_JOB for job in random_run.auditor.jobs.values())
+    assert not random_run.controller.cluster.jobs
+    assert not any(random_run.controller.pending().values())
+    assert not random_run.controller.cluster.table.runs.any()
 
 
-def _nobody_waits_for_nothing(story: Story) -> None:
-    """Brute force over every way to place every waiting gang: if there is one, a wake-up was missed."""
-    auditor, used = story.auditor, story.used()
+def _no_pending_job_could_start(random_run: RandomRun) -> None:
+    """Brute force over all placements of all pending gangs: if there is one, a trigger was missed."""
+    auditor, used = random_run.auditor, random_run.used()
     for job in auditor.jobs.values():
-        if job.state == "pending" and job.not_before_ms <= story.now_ms:
-            how, *names = job.move.split(" ")  # one that is moved leaves these nodes, or goes to that one
+        if job.state == "pending" and job.not_before_ms <= random_run.now_ms:
+            how, *names = job.move.split(" ")  # a migrating job leaves these nodes, or goes to that one
             nodes = [node for node in auditor.nodes() if not how or (node.name in names) == (how == "to")]
-            assert not naive.can_start(job.spec, nodes, used), f"job {job.id} waits though there is room"
+            assert not naive.can_start(job.spec, nodes, used), f"job {job.id} waits although it could start"
 
 
 @examples(25)
-@given(calm_stories)
-def test_the_same_facts_give_the_same_plans_byte_for_byte_with_or_without_why(story):
-    plain = Story().tell(*story)
-    asked = Story(between=_ask_everything).tell(*story)
-    for number, (one, other) in enumerate(zip(plain.written, asked.written, strict=True)):
+@given(runs_without_restarts)
+def test_the_same_facts_give_the_same_plans_with_or_without_why(example):
+    plain = RandomRun().run(*example)
+    explained = RandomRun(between=_explain_all).run(*example)
+    for number, (one, other) in enumerate(zip(plain.encoded_steps, explained.encoded_steps, strict=True)):
         assert one == other, f"step {number} differs"
 
 
-def _ask_everything(story: Story) -> None:
-    for job in story.auditor.jobs.values():
-        explain.why(story.controller, job.id, story.now_ms)
-    pending = [job.spec for job in story.auditor.jobs.values() if job.state == "pending"]
-    explain.plan(story.controller, pending[:2] + [job.spec for job in story.auditor.jobs.values()][:2], story.now_ms)
+def _explain_all(random_run: RandomRun) -> None:
+    for job in random_run.auditor.jobs.values():
+        explain.why(random_run.controller, job.id, random_run.now_ms)
+    pending = [job.spec for job in random_run.auditor.jobs.values() if job.state == "pending"]
+    explain.plan(
+        random_run.controller,
+        pending[:2] + [job.spec for job in random_run.auditor.jobs.values()][:2],
+        random_run.now_ms,
+    )
 
 
 @examples(40)
-@given(calm_stories)
-def test_a_restart_holds_the_same_room_and_loses_no_job(story):
-    told = Story().tell(*story)
-    before, waiting = told.auditor.used(), told.controller.pending()
-    live = {run.id for run in told.auditor.live()}
-    offered = told.auditor.offered.copy()
-    told.restart()
-    assert told.auditor.offered == offered
-    assert told.controller.pending() == waiting, "a job that waited is forgotten, or started by the restart alone"
-    assert {run.id for run in told.auditor.live()} == live
-    assert told.auditor.used() == before
-    assert set(told.controller.cluster.jobs) == {id for id, job in told.auditor.jobs.items() if not job.finished_ms}
+@given(runs_without_restarts)
+def test_a_restart_keeps_usage_and_jobs(example):
+    random_run = RandomRun().run(*example)
+    before, waiting = random_run.auditor.used(), random_run.controller.pending()
+    live = {run.id for run in random_run.auditor.live()}
+    offered = random_run.auditor.offered.copy()
+    random_run.restart()
+    assert random_run.auditor.offered == offered
+    assert random_run.controller.pending() == waiting, "a pending job is lost or started by the restart"
+    assert {run.id for run in random_run.auditor.live()} == live
+    assert random_run.auditor.used() == before
+    assert set(random_run.controller.cluster.jobs) == {
+        id for id, job in random_run.auditor.jobs.items() if not job.finished_ms
+    }
 
 
 @examples(40)
-@given(calm_stories, specs())
-def test_a_plan_is_what_then_happens(story, spec):
-    told = Story().tell(*story)
-    (planned,) = explain.plan(told.controller, [spec], told.now_ms)
+@given(runs_without_restarts, specs())
+def test_a_plan_predicts_the_next_step(example, spec):
+    random_run = RandomRun().run(*example)
+    (planned,) = explain.plan(random_run.controller, [spec], random_run.now_ms)
     note(f"planned: {planned.code} {planned.summary}")
-    done = told.step(told.facts("submit", spec))
+    done = random_run.step(random_run.facts("submit", spec))
     binds = [(bind.member, bind.node, msgspec.json.encode(bind.decision)) for bind in done.plan.binds]
     assert binds == [(place.member, place.node, msgspec.json.encode(place.decision)) for place in planned.placements]
     assert bool(binds) == (planned.code == "WOULD_START")
     assert bool(done.plan.evictions) <= (planned.code == "WOULD_PREEMPT")
     if not binds and planned.code != "WOULD_PREEMPT":
-        refused = told.controller.queues[spec.profile].refusal_of(
-            told.controller.queues[spec.profile].gangs[told.auditor.jobs[max(told.auditor.jobs)].id]
+        refusal = random_run.controller.queues[spec.profile].refusal_of(
+            random_run.controller.queues[spec.profile].gangs[random_run.auditor.jobs[max(random_run.auditor.jobs)].id]
         )
-        assert refused is not None
-        if (
-            planned.status == "waiting"
-        ):  # else the code is that of the empty cluster: what no going of others would cure
-            assert (refused.verdicts[0].reason.code if refused.verdicts else "NO_NODES") == planned.code
+        assert refusal is not None
+        if planned.status == "waiting":  # else the code is that of the empty cluster
+            assert (refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES") == planned.code

@@ -16,7 +16,7 @@ from property.examples import examples
 
 held = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((500, 1000, 2000))), max_size=3)
 
-# Unequal members on nodes that they just fill: the greedy way often fails where there is a way.
+# Unequal members that just fill the nodes: greedy placement often fails although a placement exists.
 cores = st.integers(1, 4)
 tight_gangs = st.lists(st.tuples(cores, st.integers(1, 2), st.booleans()), min_size=2, max_size=3).map(
     lambda parts: a_job_spec(
@@ -36,8 +36,8 @@ def _try(cluster, spec, taken):
     table = Table(cluster)
     table.settle()
     used = {node.name: {} for node in cluster}
-    for place, cpu in taken:
-        name = f"n{place + 1}"
+    for index, cpu in taken:
+        name = f"n{index + 1}"
         if name in used:
             table.place(table.row[name], {"cpu": cpu})
             used[name]["cpu"] = used[name].get("cpu", 0) + cpu
@@ -59,13 +59,13 @@ def test_adding_a_node_never_makes_a_placeable_gang_unplaceable(cluster, spec, t
 
 @examples(80)
 @given(clusters(), specs(), held)
-def test_a_gang_is_placed_exactly_when_there_is_any_way_to_place_it(cluster, spec, taken):
+def test_a_gang_is_placed_exactly_when_a_placement_exists(cluster, spec, taken):
     result, used = _try(cluster, spec, taken)
     assert isinstance(result, Refusal) != naive.can_start(spec, cluster, used)
 
 
 @examples(200)
 @given(tight_clusters, tight_gangs)
-def test_unequal_members_find_the_way_in_which_all_fit_whenever_there_is_one(cluster, spec):
+def test_unequal_members_are_placed_whenever_a_placement_exists(cluster, spec):
     result, used = _try(cluster, spec, [])
     assert isinstance(result, Refusal) != naive.can_start(spec, cluster, used)

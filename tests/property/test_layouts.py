@@ -1,7 +1,7 @@
-"""Gangs that must lie in a certain way, on small random clusters: the engine finds room whenever a plain search over every
-way finds some, the rule is never broken, and no way that has room is cheaper.
+"""Gangs with a topology or distribution rule on small random clusters: the engine finds a placement whenever a brute-force
+search does, the rule is never broken, and no other placement is cheaper.
 
-`HODEI_CASES` sets how many clusters are tried for each; a failure names its seed.
+`HODEI_CASES` sets how many clusters are tried per test; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hodei.plugins.registry import build_profile
 CASES = int(os.environ.get("HODEI_CASES", "600"))
 VIEW = View(0)
 BACKENDS = ("east", "north", "west")
-# Told a second time, plainly: what a node says of itself.
+# A second implementation: the place of a node by topology.
 PLACES: dict[str, Any] = {
     "rack": lambda node: node.location.rack or None,
     "zone": lambda node: node.location.zone or None,
@@ -38,43 +38,43 @@ PLACES: dict[str, Any] = {
 }
 
 
-class _Scene:
-    """A cluster with some of it in use."""
+class _Cluster:
+    """A random cluster, partly in use."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = dice = random.Random(seed)
-        self.nodes = [self._node(number) for number in range(dice.randint(1, 6))]
+        self.rng = rng = random.Random(seed)
+        self.nodes = [self._node(number) for number in range(rng.randint(1, 6))]
         self.table = Table(self.nodes)
         self.table.settle()
         self.free = {node.name: node.capacity["cpu"] for node in self.nodes}
         for node in self.nodes:
-            taken = dice.choice([0, 0, 1000, 2000, 5000])  # a node may have shrunk under its runs
+            taken = rng.choice([0, 0, 1000, 2000, 5000])  # a node may have shrunk under its runs
             self.table.place(self.table.row[node.name], {"cpu": taken})
             self.free[node.name] -= taken
         self.engine = Engine(self.table, {"default": build_profile("default")})
 
     def _node(self, number: int) -> Node:
-        dice = self.dice
+        rng = self.rng
         return a_node(
             f"n{number}",
-            dice.randint(1, 5),
-            backend=dice.choice(BACKENDS),
-            location=Location(zone=dice.choice(["", "z1", "z2"]), rack=dice.choice(["", "r1", "r2", "r3"])),
-            labels=dice.choice([{}, {"row": "a"}, {"row": "b"}]) | dice.choice([{}, {}, {"disk": "ssd"}]),
-            cordoned=dice.random() < 0.1,
+            rng.randint(1, 5),
+            backend=rng.choice(BACKENDS),
+            location=Location(zone=rng.choice(["", "z1", "z2"]), rack=rng.choice(["", "r1", "r2", "r3"])),
+            labels=rng.choice([{}, {"row": "a"}, {"row": "b"}]) | rng.choice([{}, {}, {"disk": "ssd"}]),
+            cordoned=rng.random() < 0.1,
         )
 
     def task(self, name: str = "main", most: int = 6) -> TaskSpec:
-        dice = self.dice
-        count = dice.randint(1, most)
+        rng = self.rng
+        count = rng.randint(1, most)
         return a_task(
             name,
-            cpu=dice.choice(["500m", "1", "1", "2"]),
+            cpu=rng.choice(["500m", "1", "1", "2"]),
             memory=0,
             count=count,
-            min_count=dice.choice([0, 0, dice.randint(1, count)]),
-            node_selector=dice.choice([{}, {}, {}, {"disk": "ssd"}]),
-            backends=dice.choice([(), (), ("east", "west"), ("north",)]),
+            min_count=rng.choice([0, 0, rng.randint(1, count)]),
+            node_selector=rng.choice([{}, {}, {}, {"disk": "ssd"}]),
+            backends=rng.choice([(), (), ("east", "west"), ("north",)]),
         )
 
     def admit(self, spec: JobSpec) -> Gang:
@@ -83,7 +83,7 @@ class _Scene:
         return gang
 
     def place(self, gang: Gang) -> list[Placed] | None:
-        """None for a refusal, which must leave no trace."""
+        """None for a refusal, which must not change the state."""
         result = self.engine.try_gang(gang, VIEW)
         assert not self.engine.runner.faults
         if isinstance(result, Refusal):
@@ -92,7 +92,7 @@ class _Scene:
             return None
         return result
 
-    def open_to(self, task: TaskSpec, nodes: Sequence[Node] | None = None) -> list[str]:
+    def allowed_nodes(self, task: TaskSpec, nodes: Sequence[Node] | None = None) -> list[str]:
         return [
             node.name
             for node in (self.nodes if nodes is None else nodes)
@@ -102,11 +102,11 @@ class _Scene:
         ]
 
 
-def fits(wants: Sequence[tuple[int, Sequence[str]]], free: Mapping[str, int]) -> bool:
-    """Whether all find room: every node is tried for every member."""
-    if not wants:
+def fits(requests: Sequence[tuple[int, Sequence[str]]], free: Mapping[str, int]) -> bool:
+    """Whether all members fit: every node is tried for every member."""
+    if not requests:
         return True
-    (cpu, nodes), *rest = wants
+    (cpu, nodes), *rest = requests
     return any(free[name] >= cpu and fits(rest, {**free, name: free[name] - cpu}) for name in nodes)
 
 
@@ -114,9 +114,9 @@ def needed(tasks: Sequence[TaskSpec], where: Sequence[Sequence[str]]) -> list[tu
     return [(task.request["cpu"], names) for task, names in zip(tasks, where, strict=True) for _ in range(task.needed)]
 
 
-def places_of(scene: _Scene, topology: str) -> dict[str, list[Node]]:
+def places_of(cluster: _Cluster, topology: str) -> dict[str, list[Node]]:
     out: dict[str, list[Node]] = {}
-    for node in scene.nodes:
+    for node in cluster.nodes:
         place = PLACES[topology](node)
         if place is not None:
             out.setdefault(place, []).append(node)
@@ -124,123 +124,125 @@ def places_of(scene: _Scene, topology: str) -> dict[str, list[Node]]:
 
 
 @pytest.mark.parametrize("tasks", [1, 2], ids=["equal members", "unequal members"])
-@pytest.mark.parametrize("required", [True, False], ids=["required", "as a wish"])
-def test_a_gang_is_in_one_place_whenever_some_place_has_room(tasks, required):
+@pytest.mark.parametrize("required", [True, False], ids=["required", "preferred"])
+def test_a_gang_is_in_one_place_whenever_it_fits_in_one(tasks, required):
     for seed in range(CASES):
-        scene = _Scene(seed)
-        topology = scene.dice.choice(list(PLACES))
-        parts = [scene.task(f"t{number}", most=6 // tasks) for number in range(tasks)]
+        cluster = _Cluster(seed)
+        topology = cluster.rng.choice(list(PLACES))
+        parts = [cluster.task(f"t{number}", most=6 // tasks) for number in range(tasks)]
         spec = a_job_spec(tasks=parts, gang=GangRules(topology=topology, topology_required=required))
         if spec.size == 1:
             continue
-        able = {
+        possible = {
             place
-            for place, nodes in places_of(scene, topology).items()
-            if fits(needed(parts, [scene.open_to(part, nodes) for part in parts]), scene.free)
+            for place, nodes in places_of(cluster, topology).items()
+            if fits(needed(parts, [cluster.allowed_nodes(part, nodes) for part in parts]), cluster.free)
         }
-        placed = scene.place(scene.admit(spec))
+        placed = cluster.place(cluster.admit(spec))
         used = {PLACES[topology](one.node) for one in placed or ()}
-        if able:
-            assert placed, f"seed {seed}: {able} have room"
-            assert used <= able, f"seed {seed}"
+        if possible:
+            assert placed, f"seed {seed}: it fits in {possible}"
+            assert used <= possible, f"seed {seed}"
             assert len(used) == 1, f"seed {seed}"
         elif required:
             assert placed is None, f"seed {seed}: {used}"
         else:
-            anywhere = fits(needed(parts, [scene.open_to(part) for part in parts]), scene.free)
-            assert (placed is not None) == anywhere, f"seed {seed}"
+            fits_anywhere = fits(needed(parts, [cluster.allowed_nodes(part) for part in parts]), cluster.free)
+            assert (placed is not None) == fits_anywhere, f"seed {seed}"
 
 
-def test_all_extra_members_come_along_if_some_place_has_room_for_all():
+def test_all_extra_members_start_if_they_fit_in_one_place():
     for seed in range(CASES):
-        scene = _Scene(seed)
-        topology = scene.dice.choice(list(PLACES))
-        # No rule but room: the order of places is by free resources alone.
-        task = a_task(cpu=1, memory=0, count=scene.dice.randint(2, 6), min_count=1)
-        nodes = [node for node in scene.nodes if not node.cordoned]
-        if len(nodes) < len(scene.nodes):
+        cluster = _Cluster(seed)
+        topology = cluster.rng.choice(list(PLACES))
+        # Without other rules places are ordered by free resources alone.
+        task = a_task(cpu=1, memory=0, count=cluster.rng.randint(2, 6), min_count=1)
+        nodes = [node for node in cluster.nodes if not node.cordoned]
+        if len(nodes) < len(cluster.nodes):
             continue
-        most = max(
-            (sum(max(scene.free[node.name], 0) // 1000 for node in home) for home in places_of(scene, topology).values()),
+        largest = max(
+            (sum(max(cluster.free[node.name], 0) // 1000 for node in home) for home in places_of(cluster, topology).values()),
             default=0,
         )  # fmt: skip
-        placed = scene.place(scene.admit(a_job_spec(tasks=[task], gang=GangRules(topology=topology))))
-        assert len(placed or ()) == min(most, task.count), f"seed {seed}"
+        placed = cluster.place(cluster.admit(a_job_spec(tasks=[task], gang=GangRules(topology=topology))))
+        assert len(placed or ()) == min(largest, task.count), f"seed {seed}"
 
 
 def test_a_joining_member_follows_the_layout_of_its_gang_or_waits():
     for seed in range(CASES):
-        scene = _Scene(seed)
-        topology = scene.dice.choice(list(PLACES))
-        home = scene.dice.choice(scene.nodes)
-        spec = a_job_spec(tasks=[scene.task()], gang=GangRules(topology=topology))
+        cluster = _Cluster(seed)
+        topology = cluster.rng.choice(list(PLACES))
+        home = cluster.rng.choice(cluster.nodes)
+        spec = a_job_spec(tasks=[cluster.task()], gang=GangRules(topology=topology))
         gang = gang_of(1, spec, 0)
         gang.needed, gang.extra, gang.is_joining, gang.running_nodes = ((0,),), ((),), True, (home.name,)
-        scene.engine.profile(gang).admit(gang)
+        cluster.engine.profile(gang).admit(gang)
         place = PLACES[topology](home)
-        near = [] if place is None else places_of(scene, topology)[place]
-        able = fits([(spec.tasks[0].request["cpu"], scene.open_to(spec.tasks[0], near))], scene.free)
-        placed = scene.place(gang)
-        assert bool(placed) == able, f"seed {seed}"
+        near = [] if place is None else places_of(cluster, topology)[place]
+        possible = fits([(spec.tasks[0].request["cpu"], cluster.allowed_nodes(spec.tasks[0], near))], cluster.free)
+        placed = cluster.place(gang)
+        assert bool(placed) == possible, f"seed {seed}"
         assert all(PLACES[topology](one.node) == place for one in placed or ()), f"seed {seed}"
 
 
 @pytest.mark.parametrize("model", ["colocated", "distributed", "hub_and_spoke"])
-def test_tasks_are_on_the_cheapest_backends_that_have_room(model):
+def test_tasks_are_on_the_cheapest_backends_that_fit(model):
     for seed in range(CASES):
-        scene = _Scene(seed)
-        parts = [scene.task(f"t{number}", most=3) for number in range(scene.dice.choice([1, 2, 3, 3]))]
-        pairs = [("east", "north"), ("west", "east"), ("north", "west")][: scene.dice.randint(0, 3)]
-        costs = tuple(TransferCost(pair, scene.dice.choice([0, 1, 2, 7])) for pair in pairs)
-        spec = a_job_spec(tasks=parts, distribution=Distribution(model, scene.dice.choice(["t0", "t1"]), costs))
+        cluster = _Cluster(seed)
+        parts = [cluster.task(f"t{number}", most=3) for number in range(cluster.rng.choice([1, 2, 3, 3]))]
+        pairs = [("east", "north"), ("west", "east"), ("north", "west")][: cluster.rng.randint(0, 3)]
+        costs = tuple(TransferCost(pair, cluster.rng.choice([0, 1, 2, 7])) for pair in pairs)
+        spec = a_job_spec(tasks=parts, distribution=Distribution(model, cluster.rng.choice(["t0", "t1"]), costs))
         if spec.size == 1:
             continue
-        ways = {
+        costs_by_choice = {
             choice: cost(parts, choice, spec.distribution)
             for choice in product(BACKENDS, repeat=len(parts))
-            if (model != "colocated" or len(set(choice)) == 1) and has_room(scene, parts, choice)
+            if (model != "colocated" or len(set(choice)) == 1) and fits_on(cluster, parts, choice)
         }
-        placed = scene.place(scene.admit(spec))
-        assert bool(placed) == bool(ways), f"seed {seed}: {ways}"
+        placed = cluster.place(cluster.admit(spec))
+        assert bool(placed) == bool(costs_by_choice), f"seed {seed}: {costs_by_choice}"
         if placed:
-            homes = {part.name: {one.node.backend for one in placed if one.member.task == part} for part in parts}
-            assert all(len(backends) == 1 for backends in homes.values()), f"seed {seed}: {homes}"
-            choice = tuple(homes[part.name].pop() for part in parts)
-            assert ways[choice] == min(ways.values()), f"seed {seed}: {choice} of {ways}"
+            backends_of = {part.name: {one.node.backend for one in placed if one.member.task == part} for part in parts}
+            assert all(len(backends) == 1 for backends in backends_of.values()), f"seed {seed}: {backends_of}"
+            choice = tuple(backends_of[part.name].pop() for part in parts)
+            assert costs_by_choice[choice] == min(costs_by_choice.values()), (
+                f"seed {seed}: {choice} of {costs_by_choice}"
+            )
 
 
-def test_every_repair_of_a_refused_gang_lets_it_start():
+def test_every_suggestion_for_a_refused_gang_lets_it_start():
     for seed in range(CASES):
-        scene = _Scene(seed)
-        dice = scene.dice
+        cluster = _Cluster(seed)
+        rng = cluster.rng
         spec = a_job_spec(
-            tasks=[scene.task(f"t{number}", most=4) for number in range(dice.choice([1, 1, 2]))],
-            gang=GangRules(topology=dice.choice(["", *PLACES])),
-            distribution=Distribution(dice.choice(["", "colocated", "distributed"])),
+            tasks=[cluster.task(f"t{number}", most=4) for number in range(rng.choice([1, 1, 2]))],
+            gang=GangRules(topology=rng.choice(["", *PLACES])),
+            distribution=Distribution(rng.choice(["", "colocated", "distributed"])),
         )
-        gang = scene.admit(spec)
-        refusal = scene.engine.try_gang(gang, VIEW)
+        gang = cluster.admit(spec)
+        refusal = cluster.engine.try_gang(gang, VIEW)
         if not isinstance(refusal, Refusal):
             continue
-        with scene.table.trial():
-            found = suggestions(scene.engine, gang, refusal, VIEW)
+        with cluster.table.trial():
+            found = suggestions(cluster.engine, gang, refusal, VIEW)
         if refusal.verdicts[0].reason.code == "GANG_TOPOLOGY" and not spec.distribution.model:
-            assert any("as a preference" in repair.change for repair in found), f"seed {seed}"
-        for repair in found:
-            changed = scene.admit(repair.patch.applied_to(spec))
-            placed = scene.place(changed)
-            assert placed is not None, f"seed {seed}: {repair.change}"
-            scene.engine.withdraw(changed, placed)
+            assert any("as a preference" in suggestion.change for suggestion in found), f"seed {seed}"
+        for suggestion in found:
+            changed = cluster.admit(suggestion.patch.applied_to(spec))
+            placed = cluster.place(changed)
+            assert placed is not None, f"seed {seed}: {suggestion.change}"
+            cluster.engine.withdraw(changed, placed)
 
 
-def has_room(scene: _Scene, parts: Sequence[TaskSpec], choice: Sequence[str]) -> bool:
-    homes = [[node for node in scene.nodes if node.backend == backend] for backend in choice]
-    open_to = [scene.open_to(part, nodes) for part, nodes in zip(parts, homes, strict=True)]
-    return fits(needed(parts, open_to), scene.free)
+def fits_on(cluster: _Cluster, parts: Sequence[TaskSpec], choice: Sequence[str]) -> bool:
+    nodes_by_task = [[node for node in cluster.nodes if node.backend == backend] for backend in choice]
+    allowed_nodes = [cluster.allowed_nodes(part, nodes) for part, nodes in zip(parts, nodes_by_task, strict=True)]
+    return fits(needed(parts, allowed_nodes), cluster.free)
 
 
 def cost(parts: Sequence[TaskSpec], choice: Sequence[str], rules: Distribution) -> tuple[int, int]:
-    """What moving data costs, and how many backends there are; of one backend none is cheaper than another."""
+    """The cost of data transfers, and the number of backends. A single backend costs the same whichever it is."""
     if rules.model == "colocated":
         return (0, 1)
     price = {frozenset(known.between): known.cost_milli for known in rules.transfer_costs}

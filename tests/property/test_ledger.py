@@ -1,4 +1,4 @@
-"""The ledger conserves use: in whatever order facts come, whenever it is read, folded or restored."""
+"""The ledger conserves usage, in whatever order facts arrive and whenever it is read, folded or restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hodei.control.accounting.ledger import Ledger
 
 MINUTE = 60_000
-# Small buckets, so that many are crossed, folded and forgotten in a short story.
+# Small buckets, so that a short history crosses, folds and drops many of them.
 SHAPES = (
     {"half_life_ms": 10 * MINUTE, "bucket_ms": MINUTE, "folds": 5, "keep_ms": 60 * MINUTE},
     {"window_ms": 15 * MINUTE, "bucket_ms": MINUTE, "folds": 5, "keep_ms": 600 * MINUTE},
@@ -27,8 +27,8 @@ runs = st.lists(
 shapes = st.sampled_from(SHAPES)
 
 
-def events_of(story):
-    for number, (path, held, (begin, end), kind) in enumerate(story):
+def events_of(history):
+    for number, (path, held, (begin, end), kind) in enumerate(history):
         if kind == "charge":
             yield ("charge", path, held, begin, end)
         else:
@@ -37,7 +37,7 @@ def events_of(story):
             yield ("closed", f"{number}.0.0", end)
 
 
-def told(shape, events) -> Ledger:
+def ledger_after(shape, events) -> Ledger:
     ledger = Ledger(**shape)
     for name, *arguments in events:
         getattr(ledger, name)(*arguments)
@@ -53,10 +53,10 @@ def all_usage(ledger: Ledger, now_ms: int):
 
 
 @given(shapes, runs, st.data())
-def test_the_same_facts_in_any_order_give_the_same_use_whenever_it_is_looked_at(shape, story, data):
-    events = list(events_of(story))
+def test_the_same_facts_in_any_order_give_the_same_usage(shape, history, data):
+    events = list(events_of(history))
     shuffled = data.draw(st.permutations(events))
-    one, other = told(shape, events), Ledger(**shape)
+    one, other = ledger_after(shape, events), Ledger(**shape)
     for name, *arguments in shuffled:
         getattr(other, name)(*arguments)
         if data.draw(st.booleans()):
@@ -66,13 +66,13 @@ def test_the_same_facts_in_any_order_give_the_same_use_whenever_it_is_looked_at(
 
 
 @given(shapes, runs, st.data())
-def test_folding_early_or_late_makes_no_difference_in_the_end(shape, story, data):
-    # Ends come after beginnings here, however late: an end without a beginning is not remembered for ever.
-    events = list(events_of(story))
-    beginnings = data.draw(st.permutations([event for event in events if event[0] == "opened"]))
+def test_the_time_of_folding_makes_no_difference(shape, history, data):
+    # Ends come after starts here: an end without a start is not remembered forever.
+    events = list(events_of(history))
+    starts = data.draw(st.permutations([event for event in events if event[0] == "opened"]))
     others = data.draw(st.permutations([event for event in events if event[0] != "opened"]))
-    one, other, now_ms = told(shape, events), Ledger(**shape), 0
-    for name, *arguments in [*beginnings, *others]:
+    one, other, now_ms = ledger_after(shape, events), Ledger(**shape), 0
+    for name, *arguments in [*starts, *others]:
         now_ms = max(now_ms, data.draw(times))
         other.fold(now_ms, at_most=data.draw(st.integers(1, 5)))
         getattr(other, name)(*arguments)
@@ -85,48 +85,48 @@ def test_folding_early_or_late_makes_no_difference_in_the_end(shape, story, data
 
 
 @given(shapes, runs, times, st.booleans())
-def test_what_users_used_is_what_their_project_and_their_organisation_used(shape, story, wait, folded):
-    ledger, now_ms = told(shape, events_of(story)), END + wait
+def test_the_usage_of_an_account_is_the_sum_of_its_children(shape, history, wait, folded):
+    ledger, now_ms = ledger_after(shape, events_of(history)), END + wait
     if folded:
         ledger.fold(now_ms)
-    use = all_usage(ledger, now_ms)
+    usage = all_usage(ledger, now_ms)
     for prefix in prefixes():
         if len(prefix) < 3:
-            below = [use[path] for path in use if len(path) == len(prefix) + 1 and path[:-1] == prefix]
+            below = [usage[path] for path in usage if len(path) == len(prefix) + 1 and path[:-1] == prefix]
             for name in ("cpu", "gpu", "memory"):
                 parts = sum((part.get(name, Fraction(0)) for part in below), Fraction(0))
-                assert use[prefix].get(name, 0) == parts
+                assert usage[prefix].get(name, 0) == parts
     charged = {
         name: sum(
-            held.get(name, 0) * ((now_ms if kind == "open" else end) - begin) for _, held, (begin, end), kind in story
+            held.get(name, 0) * ((now_ms if kind == "open" else end) - begin) for _, held, (begin, end), kind in history
         )
         for name in ("cpu", "gpu", "memory")
     }
-    since_ever = ledger.used_since((), 0, now_ms)
-    assert {name: since_ever.get(name, 0) for name in charged} == charged
+    total = ledger.used_since((), 0, now_ms)
+    assert {name: total.get(name, 0) for name in charged} == charged
 
 
 @given(runs, times, st.integers(1, 3))
-def test_use_halves_after_a_half_life_whatever_was_used(story, wait, halvings):
-    ended = [run for run in story if run[3] != "open"]
-    ledger, now_ms = told(SHAPES[0], events_of(ended)), END + wait
+def test_any_usage_halves_after_a_half_life(history, wait, halvings):
+    ended = [run for run in history if run[3] != "open"]
+    ledger, now_ms = ledger_after(SHAPES[0], events_of(ended)), END + wait
     before = all_usage(ledger, now_ms)
     after = all_usage(ledger, now_ms + halvings * SHAPES[0]["half_life_ms"])
     assert after == {
-        path: {name: amount / 2**halvings for name, amount in use.items()} for path, use in before.items()
+        path: {name: amount / 2**halvings for name, amount in usage.items()} for path, usage in before.items()
     }  # fmt: skip
 
 
 @given(shapes, runs, times, st.booleans())
-def test_what_was_restored_is_what_was_saved(shape, story, wait, folded):
-    ledger, now_ms = told(shape, events_of(story)), END + wait
+def test_a_restored_ledger_equals_the_saved_one(shape, history, wait, folded):
+    ledger, now_ms = ledger_after(shape, events_of(history)), END + wait
     if folded:
         ledger.fold(now_ms)
     copy = Ledger(**shape)
     copy.restore(ledger.rows())
-    # Runs that are still open are told again by whoever restores.
-    for event in events_of(story):
-        if event[0] == "opened" and ("closed", event[1]) not in {other[:2] for other in events_of(story)}:
+    # Open runs are reported again after a restore.
+    for event in events_of(history):
+        if event[0] == "opened" and ("closed", event[1]) not in {other[:2] for other in events_of(history)}:
             copy.opened(*event[1:])
     assert copy.rows() == ledger.rows()
     copy.fold(now_ms)
@@ -137,9 +137,9 @@ def test_what_was_restored_is_what_was_saved(shape, story, wait, folded):
 
 
 @given(shapes, runs, st.data())
-def test_a_store_that_saves_what_changed_has_all_rows(shape, story, data):
+def test_saving_dirty_rows_keeps_all_rows_in_the_store(shape, history, data):
     ledger, stored, now_ms = Ledger(**shape), {}, 0
-    for name, *arguments in data.draw(st.permutations(list(events_of(story)))):
+    for name, *arguments in data.draw(st.permutations(list(events_of(history)))):
         getattr(ledger, name)(*arguments)
         if data.draw(st.booleans()):
             now_ms = max(now_ms, data.draw(times))

@@ -1,4 +1,4 @@
-"""However jobs come and go: of no resource is more promised than the node's ratio allows."""
+"""Overcommit: no more of a resource is allocated than the ratio of the node allows."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def test_allocations_never_exceed_the_overcommit_ratio(cluster: list[Node], data
             del held[run]
             facts.append(RunObserved(run, "succeeded", NOW_MS + step, exit_code=0))
         else:
-            wish = {"cpu": data.draw(st.sampled_from(CPUS)), "memory": data.draw(st.sampled_from(MEMORIES))}
-            job = a_job(step, **wish, gpu=data.draw(st.sampled_from(("", "400m"))),
+            amounts = {"cpu": data.draw(st.sampled_from(CPUS)), "memory": data.draw(st.sampled_from(MEMORIES))}
+            job = a_job(step, **amounts, gpu=data.draw(st.sampled_from(("", "400m"))),
                         profile=data.draw(st.sampled_from(("default", "compute"))))  # fmt: skip
             requests[step] = job.spec.tasks[0].request
             facts.append(JobSubmitted(job))
         for bind in controller.step(NOW_MS + step, facts).plan.binds:
             held[run_id(bind.job, bind.member, 1)] = (bind.node, requests[bind.job])
         for node in cluster:
-            promised: dict[str, int] = {}
+            allocated: dict[str, int] = {}
             for name, request in held.values():
                 if name == node.name:
-                    promised = {r: promised.get(r, 0) + request.get(r, 0) for r in (*promised, *request)}
-            for resource, amount in promised.items():
-                most = node.capacity.get(resource, 0) * node.overcommit_percent.get(resource, 100) // 100
-                assert amount <= most, (node, resource)
+                    allocated = {r: allocated.get(r, 0) + request.get(r, 0) for r in (*allocated, *request)}
+            for resource, amount in allocated.items():
+                limit = node.capacity.get(resource, 0) * node.overcommit_percent.get(resource, 100) // 100
+                assert amount <= limit, (node, resource)
 
 
-def test_twice_the_cores_take_twice_the_work_and_no_more() -> None:
+def test_a_ratio_of_two_allows_twice_the_cores_and_no_more() -> None:
     controller = Controller(build_profiles(SchedulingConfig()))
     controller.step(NOW_MS, [NodeJoined(a_node("n1", 2, "64Gi", overcommit_percent={"cpu": 200}))])
     plan = controller.step(NOW_MS, [JobSubmitted(a_job(id, cpu="1")) for id in range(1, 7)]).plan

@@ -1,4 +1,4 @@
-"""Quotas under any order of events: nobody ever holds more than it may, counted anew from the runs themselves."""
+"""Quotas under random events: no project or user exceeds its quota, counted from the runs themselves."""
 
 from __future__ import annotations
 
@@ -29,29 +29,32 @@ submits = st.tuples(
     st.just("submit"), st.sampled_from(PROJECTS), st.sampled_from(("ann", "bob")), st.integers(1, 3),
     st.integers(1, 3), st.sampled_from(("low", "medium", "critical")),
 )  # fmt: skip
-others = st.tuples(
+other_events = st.tuples(
     st.sampled_from(("end", "fail", "stop", "cancel", "lose", "join", "wait", "restart")), st.integers(0, 99)
 )
 
 
 @examples(150)
-@given(st.lists(st.one_of(submits, submits, others, others), max_size=40), st.sampled_from(("priority", "multifactor")))
-def test_no_project_and_no_user_ever_holds_more_than_its_quota(story, queue):
+@given(
+    st.lists(st.one_of(submits, submits, other_events, other_events), max_size=40),
+    st.sampled_from(("priority", "multifactor")),
+)
+def test_no_project_and_no_user_ever_holds_more_than_its_quota(events, queue):
     policy = accounts_policy(msgspec.convert({"quotas": QUOTAS}, SchedulingConfig))
     profiles = {"default": build_profile("default", queue=queue, plugins=("quota",))}
     harness = Harness(*NODES, profiles=profiles, accounts=policy)
     last = 0
-    for what, *details in story:
+    for what, *details in events:
         if what == "submit":
             last += 1
             project, user, cpu, count, priority = details
             harness.submit(last, project=project, user=user, cpu=cpu, count=count, priority=priority, retries=2)
         else:
-            happen(harness, what, details[0])
+            apply(harness, what, details[0])
         check(harness)
 
 
-def happen(harness, what, number):
+def apply(harness, what, number):
     live = sorted(run.id for run in harness.runs.values() if run.state not in RUN_ENDED)
     if what in ("end", "fail", "stop") and live:
         state = {"end": "succeeded", "fail": "failed", "stop": "stopped"}[what]
@@ -77,12 +80,12 @@ def check(harness):
             held[spec.project] += cpu
             users[spec.project, spec.user] += cpu
             jobs.setdefault(spec.project, set()).add(run.job)
-    assert held["a"] <= 5000, "its own 3 and 2 borrowed"
-    assert held["a"] + held["b"] <= 7000, "what the cohort has"
-    assert held["a"] <= 3000 + max(0, 3000 - max(0, held["b"] - 1000)), "b keeps one for itself"
+    assert held["a"] <= 5000, "3 of its own and 2 borrowed"
+    assert held["a"] + held["b"] <= 7000, "the quota of the cohort"
+    assert held["a"] <= 3000 + max(0, 3000 - max(0, held["b"] - 1000)), "b lends at most 3"
     assert held["c"] <= 2000
     assert len(jobs.get("a", ())) <= 4
     assert users["c", "ann"] <= 1000
     assert users["c", "bob"] <= 1000
-    kept = {row.project: row.used for row in harness.controller.accounts.quota_rows() if row.resource == "cpu"}
-    assert kept == {project: held[project] for project in HARD}, "the account agrees with the runs"
+    reported = {row.project: row.used for row in harness.controller.accounts.quota_rows() if row.resource == "cpu"}
+    assert reported == {project: held[project] for project in HARD}, "the accounts disagree with the runs"

@@ -1,4 +1,4 @@
-"""The caches are exact: after any sequence of changes a kept ranking equals one made from scratch."""
+"""The caches are exact: after any sequence of changes a cached ranking equals one computed from scratch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ changes = st.one_of(
     st.tuples(st.just("remove"), where, st.none()),
     st.tuples(st.just("try"), where, requests),
 )
-# Runs of changes without a look in between, so that both the short and the long way of keeping up are taken.
+# Several changes between two reads, so that both the incremental and the full update are used.
 rounds = st.lists(st.lists(changes, min_size=1, max_size=12), min_size=1, max_size=6)
 VIEW = View(0)
 
 
-class Replayed:
-    """A table with its history, so that the same table can be made again with no cache on it."""
+class ReplayedTable:
+    """A table with its history, so that an equal table without caches can be built."""
 
     def __init__(self) -> None:
         self.table = Table()
@@ -65,8 +65,8 @@ class Replayed:
                 table.release(table.row[on], self._held[on].pop())
         self.history.append((what, on, request))
 
-    def again(self) -> Table:
-        other = Replayed()
+    def rebuild(self) -> Table:
+        other = ReplayedTable()
         for what, on, request in self.history:
             other.change(what, on, request)
         return other.table
@@ -88,28 +88,28 @@ every_strategy = st.sampled_from(
 
 @examples(80)
 @given(clusters(), st.lists(specs(), min_size=1, max_size=3), rounds, every_strategy)
-def test_a_kept_ranking_equals_one_from_scratch(cluster, jobs, history, strategy):
+def test_a_cached_ranking_equals_one_from_scratch(cluster, jobs, history, strategy):
     profile = build_profile("default", worker_selection=strategy)
-    replayed, runner = Replayed(), Runner()
-    kept = Rankings(replayed.table, runner)
+    replayed, runner = ReplayedTable(), Runner()
+    cached = Rankings(replayed.table, runner)
     for node in cluster:
         replayed.change("put", node, None)
     members = _members(profile, jobs)
     for batch in history:
         for change in batch:
             replayed.change(*change)
-        fresh_table = replayed.again()
+        fresh_table = replayed.rebuild()
         assert [fresh_table.usage(row) for row in range(len(fresh_table.names))] == [
             replayed.table.usage(row) for row in range(len(replayed.table.names))
         ]
         for member, shape in members:
             fresh = Rankings(fresh_table, Runner()).of(profile, member, shape, VIEW)
-            ranking = kept.of(profile, member, shape, VIEW)
-            note(f"{member.task.name}: {ranking.order()} kept, {fresh.order()} from scratch")
+            ranking = cached.of(profile, member, shape, VIEW)
+            note(f"{member.task.name}: {ranking.order()} cached, {fresh.order()} from scratch")
             assert np.array_equal(ranking.order(), fresh.order())
             assert (ranking.feasible, ranking.weight) == (fresh.feasible, fresh.weight)
             assert ranking.decide() == fresh.decide()
-            assert np.array_equal(ranking.order(), fresh.order()), "looking at a ranking has changed it"
+            assert np.array_equal(ranking.order(), fresh.order()), "reading a ranking has changed it"
     assert not runner.faults
 
 
@@ -121,7 +121,7 @@ scalar_plugins = st.sampled_from(
 @examples(120)
 @given(clusters(), st.lists(changes, max_size=10), plain_tasks(), scalar_plugins)
 def test_a_scalar_plugin_gives_the_same_answer_for_one_node_as_for_many(cluster, history, task, kind):
-    replayed = Replayed()
+    replayed = ReplayedTable()
     for node in cluster:
         replayed.change("put", node, None)
     for change in history:
@@ -134,7 +134,7 @@ huge = st.integers(0, 2**45)
 
 @examples(120)
 @given(st.lists(st.tuples(huge, huge, huge, huge), min_size=1, max_size=4), huge, huge, scalar_plugins)
-def test_a_plain_plugin_says_the_same_also_of_very_large_and_overfull_nodes(sizes, cpu, memory, kind):
+def test_a_scalar_plugin_gives_the_same_answer_for_very_large_and_overfull_nodes(sizes, cpu, memory, kind):
     table = Table(Node(f"n{i}", "b", capacity={"cpu": size[0], "memory": size[1]}) for i, size in enumerate(sizes))
     table.settle()
     for row, size in enumerate(sizes):
@@ -151,9 +151,9 @@ def _compare(plugin: Any, task: Any, table: Table) -> None:
             in_array = [bool(mask[row]) for mask, _ in plugin.filter(member, many, VIEW)]
             assert [bool(mask) for mask, _ in plugin.filter(member, one, VIEW)] == in_array
         if hasattr(plugin, "score"):
-            said = plugin.score(member, many, VIEW)
-            assert plugin.score(member, one, VIEW) == (None if said is None else said[row])
+            scores = plugin.score(member, many, VIEW)
+            assert plugin.score(member, one, VIEW) == (None if scores is None else scores[row])
 
 
-def test_profiles_of_these_worlds_use_every_kind_of_queue():
+def test_the_random_profiles_use_several_kinds_of_queues():
     assert {profile.queue.name for profile in profiles().values()} == {"priority", "fair", "fifo"}

@@ -1,4 +1,4 @@
-"""Reservations and promises are kept, whatever comes in whatever order, as long as runs take no longer than they may."""
+"""Reservations and start reservations are kept under random events, as long as runs do not exceed their estimates."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ jobs = st.fixed_dictionaries({
     "count": st.integers(1, 3),
     "estimate_ms": st.sampled_from((0, 1, 5, 20, 60)).map(lambda minutes: minutes * MINUTE),
     "priority": st.sampled_from(("low", "medium", "critical")),
-    # How much of its time it really takes, in percent.
-    "takes": st.integers(1, 100),
+    # The actual run time in percent of the estimate.
+    "runtime_percent": st.integers(1, 100),
 })  # fmt: skip
-wishes = st.fixed_dictionaries({
+reservation_fields = st.fixed_dictionaries({
     "project": st.sampled_from(PROJECTS),
     "start": st.integers(0, 90),
     "length": st.integers(1, 60),
@@ -53,27 +53,29 @@ wishes = st.fixed_dictionaries({
 events = st.one_of(
     st.tuples(st.just("submit"), jobs),
     st.tuples(st.just("submit"), jobs),
-    st.tuples(st.just("reserve"), wishes),
-    st.tuples(st.sampled_from(("cancel", "give up")), st.integers(0, 50)),
+    st.tuples(st.just("reserve"), reservation_fields),
+    st.tuples(st.sampled_from(("cancel", "cancel reservation")), st.integers(0, 50)),
     st.tuples(st.just("wait"), st.integers(1, 40)),
 )
-stories = st.tuples(st.lists(st.integers(2, 6), min_size=1, max_size=3), st.lists(events, min_size=4, max_size=25))
+reservation_runs = st.tuples(
+    st.lists(st.integers(2, 6), min_size=1, max_size=3), st.lists(events, min_size=4, max_size=25)
+)
 
 
-class Tale:
-    """Runs end when they have taken what they take, which is never longer than they may; stops come about at once."""
+class ReservationRun:
+    """Runs end after their actual run time, which never exceeds the estimate. Stops take effect at once."""
 
-    def __init__(self, cpus: list[int], *, warlike: bool) -> None:
+    def __init__(self, cpus: list[int], *, preemption: bool) -> None:
         profiles = {
             name: build_profile(name, queue="batch", queue_arguments={"backfill": name}) for name in PROFILES[1:]
         }
         self.controller = Controller(
             {"default": build_profile("default"), **profiles},
             admission=AdmissionPolicy("wait"),
-            preemption=PreemptionPolicy(enabled=warlike),
+            preemption=PreemptionPolicy(enabled=preemption),
         )
         self.now_ms = NOW_MS
-        self.takes: dict[int, int] = {}
+        self.runtime_percent: dict[int, int] = {}
         self.runs: dict[str, Run] = {}
         self.projects: dict[int, str] = {}
         self.ends: list[tuple[int, str]] = []
@@ -88,7 +90,7 @@ class Tale:
         for act in done.acts:
             if isinstance(act, Start):
                 limit_ms = act.spec.estimate_ms or 60 * MINUTE
-                took_ms = max(1, limit_ms * self.takes[act.run.job] // 100)
+                took_ms = max(1, limit_ms * self.runtime_percent[act.run.job] // 100)
                 if act.spec.estimate_ms or act.spec.profile != "default":
                     heapq.heappush(self.ends, (self.now_ms + took_ms, act.run.id))
             elif isinstance(act, Stop):
@@ -100,11 +102,11 @@ class Tale:
     def wait(self, until_ms: int) -> None:
         while True:
             due = self.controller.next_wakeup_ms(self.now_ms)
-            moments = [self.ends[0][0]] if self.ends else []
-            moments += [max(due, self.now_ms)] if due is not None else []
-            if not moments or min(moments) > until_ms:
+            times = [self.ends[0][0]] if self.ends else []
+            times += [max(due, self.now_ms)] if due is not None else []
+            if not times or min(times) > until_ms:
                 break
-            self.now_ms = min(moments)
+            self.now_ms = min(times)
             ended: list[Fact] = []
             while self.ends and self.ends[0][0] <= self.now_ms:
                 run = heapq.heappop(self.ends)[1]
@@ -114,11 +116,11 @@ class Tale:
         self.now_ms = until_ms
         self.step([])
 
-    def tell(self, chapters: list[tuple[str, Any]]) -> Tale:
-        for number, (what, which) in enumerate(chapters, 1):
+    def run(self, inputs: list[tuple[str, Any]]) -> ReservationRun:
+        for number, (what, which) in enumerate(inputs, 1):
             if what == "submit":
                 fields = dict(which)
-                self.takes[number], self.projects[number] = fields.pop("takes"), fields["project"]
+                self.runtime_percent[number], self.projects[number] = fields.pop("runtime_percent"), fields["project"]
                 spec = a_job_spec(f"job-{number}", memory=1, **fields)
                 self.step([JobSubmitted(a_job(number, spec=spec, at_ms=self.now_ms, queued_ms=self.now_ms))])
             elif what == "reserve":
@@ -129,21 +131,21 @@ class Tale:
                 alive = sorted(self.controller.cluster.jobs)
                 self.step([JobCancelled(alive[which % len(alive)])] if alive else [])
             else:
-                booked = sorted(self.controller.cluster.availability.reservations)
-                self.step([ReservationCancelled(booked[which % len(booked)])] if booked else [])
+                reserved = sorted(self.controller.cluster.availability.reservations)
+                self.step([ReservationCancelled(reserved[which % len(reserved)])] if reserved else [])
         self.wait(self.now_ms + 300 * MINUTE)
         return self
 
-    def reserve(self, name: str, wanted: dict[str, Any]) -> None:
-        start_ms = self.now_ms + wanted["start"] * MINUTE
-        end_ms = start_ms + wanted["length"] * MINUTE
-        request = amounts(wanted["cpu"])
+    def reserve(self, name: str, fields: dict[str, Any]) -> None:
+        start_ms = self.now_ms + fields["start"] * MINUTE
+        end_ms = start_ms + fields["length"] * MINUTE
+        request = amounts(fields["cpu"])
         try:
-            wish = ReservationSpec(name, wanted["project"], start_ms, end_ms, wanted["count"], request=request)
-            made = choose_nodes(self.controller.cluster, wish, self.now_ms)
+            spec = ReservationSpec(name, fields["project"], start_ms, end_ms, fields["count"], request=request)
+            reservation = choose_nodes(self.controller.cluster, spec, self.now_ms)
         except HodeiError:
             return
-        self.step([ReservationMade(made)])
+        self.step([ReservationMade(reservation)])
 
     def check(self) -> None:
         cluster = self.controller.cluster
@@ -152,11 +154,11 @@ class Tale:
                 for node, request in reservation.places:
                     self.check_place(reservation, node, request["cpu"])
         missed = self.controller.reservation_audit.missed
-        assert not missed["broken"], f"a promise was broken: {missed}"
-        assert not missed["overrun"], f"nothing here outlives its estimate, but: {missed}"
+        assert not missed["broken"], f"a start reservation was broken: {missed}"
+        assert not missed["overrun"], f"no run exceeds its estimate here, but: {missed}"
 
     def check_place(self, reservation: Reservation, node: str, cpu: int) -> None:
-        """Work of others that began after the reservation was made leaves it its room."""
+        """Runs of other projects that started after the reservation was made leave its capacity free."""
         cluster = self.controller.cluster
         table = cluster.table
         live = [run for run in self.runs.values() if run.node == node and run.state not in RUN_ENDED]
@@ -164,35 +166,35 @@ class Tale:
         if any(run.placed_ms > reservation.made_ms for run in others):
             held = sum(cluster.jobs[run.job].spec.task_of(run.member).request["cpu"] for run in others)
             free = table.allocatable[table.row[node]]["cpu"] - held
-            assert free >= cpu, f"{reservation} has {free} of {cpu} on {node}; in the way: {others}"
+            assert free >= cpu, f"{reservation} has {free} of {cpu} on {node}; used by: {others}"
 
 
 @examples(120)
-@given(stories)
-def test_reservations_and_start_reservations_are_always_kept(story):
-    cpus, chapters = story
-    note(f"{cpus} {chapters}")
-    Tale(cpus, warlike=False).tell(chapters)
+@given(reservation_runs)
+def test_reservations_and_start_reservations_are_always_kept(example):
+    cpus, inputs = example
+    note(f"{cpus} {inputs}")
+    ReservationRun(cpus, preemption=False).run(inputs)
 
 
 @examples(80)
-@given(stories)
-def test_it_is_so_also_when_higher_work_takes_the_place_of_lower(story):
-    cpus, chapters = story
-    note(f"{cpus} {chapters}")
-    Tale(cpus, warlike=True).tell(chapters)
+@given(reservation_runs)
+def test_reservations_are_kept_with_preemption(example):
+    cpus, inputs = example
+    note(f"{cpus} {inputs}")
+    ReservationRun(cpus, preemption=True).run(inputs)
 
 
 @examples(60)
-@given(stories)
-def test_reservations_never_add_up_to_more_than_a_node_has(story):
-    cpus, chapters = story
-    tale = Tale(cpus, warlike=False).tell([chapter for chapter in chapters if chapter[0] in ("reserve", "wait")][:8])
-    for chapter in chapters:
-        if chapter[0] == "reserve":
-            tale.reserve(f"late-{len(tale.controller.cluster.availability.reservations)}", chapter[1])
-    availability, table = tale.controller.cluster.availability, tale.controller.cluster.table
+@given(reservation_runs)
+def test_reservations_never_exceed_the_capacity_of_a_node(example):
+    cpus, inputs = example
+    run = ReservationRun(cpus, preemption=False).run([event for event in inputs if event[0] in ("reserve", "wait")][:8])
+    for event in inputs:
+        if event[0] == "reserve":
+            run.reserve(f"late-{len(run.controller.cluster.availability.reservations)}", event[1])
+    availability, table = run.controller.cluster.availability, run.controller.cluster.table
     for node in table.names:
         for at_ms in [claim.start_ms for claim in availability.claims_on(node)]:
-            booked = sum(c.request["cpu"] for c in availability.claims_on(node) if c.start_ms <= at_ms < c.end_ms)
-            assert booked <= table.allocatable[table.row[node]]["cpu"]
+            reserved = sum(c.request["cpu"] for c in availability.claims_on(node) if c.start_ms <= at_ms < c.end_ms)
+            assert reserved <= table.allocatable[table.row[node]]["cpu"]

@@ -1,5 +1,5 @@
-"""Tries again never turn the order around: whoever came first or counts for more is not tried less often than others,
-and nobody takes room that one ahead of it could have had."""
+"""Retries never invert the order: a job ahead in the queue is not tried less often than a later one, and no job takes capacity
+that one ahead of it could have used."""
 
 from __future__ import annotations
 
@@ -54,55 +54,55 @@ events = st.lists(
 
 @examples(150)
 @given(events)
-def test_no_job_starts_before_one_ahead_of_it_with_an_equal_or_smaller_request(story: list[tuple[str, Any]]) -> None:
+def test_no_job_starts_before_one_ahead_of_it_with_an_equal_or_smaller_request(events: list[tuple[str, Any]]) -> None:
     harness = ConfiguredHarness(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
     last = 0
-    for what, detail in story:
+    for what, detail in events:
         note(f"{what} {detail}")
         harness.now_ms += 100
         if what == "submit":
             last += 1
-            _learn(harness, lambda id=last, fields=detail: harness.submit(id, retries=5, **fields))
+            _step(harness, lambda id=last, fields=detail: harness.submit(id, retries=5, **fields))
         elif what in ("end", "fail"):
             live = sorted(id for id, run in harness.runs.items() if run.state in ("placed", "running"))
             if live:
                 run = live[detail % len(live)]
                 end = ("succeeded", 0) if what == "end" else ("failed", 1)
-                _learn(harness, lambda run=run, end=end: harness.observe(run, *end))
+                _step(harness, lambda run=run, end=end: harness.observe(run, *end))
         elif what == "pass":
             end_ms = harness.now_ms + detail
             while (due := harness.controller.next_wakeup_ms(harness.now_ms)) is not None and due <= end_ms:
                 harness.now_ms = max(due, harness.now_ms)
-                _learn(harness, harness.learn)
+                _step(harness, harness.step)
             harness.now_ms = end_ms
         elif what == "lose":
-            _learn(harness, lambda node=f"n{detail}": harness.step(NodeLost(node)))
+            _step(harness, lambda node=f"n{detail}": harness.step(NodeLost(node)))
         elif what == "join":
             node = a_node(f"n{detail}", 4 - detail, "8Gi")
-            _learn(harness, lambda node=node: harness.step(NodeJoined(node)))
+            _step(harness, lambda node=node: harness.step(NodeJoined(node)))
         else:
-            _learn(harness, lambda toml=detail: harness.step(Reconfigured(scheduling(toml))))
+            _step(harness, lambda toml=detail: harness.step(Reconfigured(scheduling(toml))))
 
 
-def _learn(harness: ConfiguredHarness, do: Any) -> None:
-    """One step, after which nobody may wait in vain behind one who has just started."""
+def _step(harness: ConfiguredHarness, do: Any) -> None:
+    """One step, after which no job ahead of a started one still waits with an equal or smaller request."""
     do()
-    line = harness.controller.queues["default"]
+    queue = harness.controller.queues["default"]
     started = {int(run.partition(".")[0]) for run in harness.started()}
     for behind in started:
         spec = harness.controller.cluster.jobs[behind].spec
         order = (-spec.priority, harness.jobs[behind].submitted_ms, behind)
-        for gang in line.gangs.values():
-            if line.backing_off_until(gang.id) > harness.now_ms:
-                continue  # it pauses because its own run has failed
+        for gang in queue.gangs.values():
+            if queue.backing_off_until(gang.id) > harness.now_ms:
+                continue  # it backs off because its own run failed
             ahead = (-gang.job.priority, gang.submitted_ms, gang.id) < order
-            wanted, got = gang.job.tasks[0].request, spec.tasks[0].request
-            no_more = all(amount <= got.get(resource, 0) for resource, amount in wanted.items())
-            assert not (ahead and no_more), f"job {behind} started before job {gang.id}, which asks for no more"
+            requested, started_request = gang.job.tasks[0].request, spec.tasks[0].request
+            no_more = all(amount <= started_request.get(resource, 0) for resource, amount in requested.items())
+            assert not (ahead and no_more), f"job {behind} started before job {gang.id}, which requests no more"
 
 
 class Flaky:
-    """A plugin that is out of order. It does not prove what a real one does when it comes back."""
+    """A plugin that fails while `broken`."""
 
     name = "flaky"
     broken = True
@@ -125,32 +125,32 @@ def test_while_a_plugin_fails_no_job_is_retried_less_often_than_a_later_one(
     PLUGINS["flaky"] = Flaky
     try:
         harness = ConfiguredHarness('[scheduling.profiles.default]\nplugins = ["flaky"]\n', a_node("n1", 64))
-        line = harness.controller.queues["default"]
+        queue = harness.controller.queues["default"]
         since: dict[int, dict[int, int]] = {}
         for id, (pause, priority) in enumerate(arrivals, 1):
             harness.run_for(pause)
-            since[id] = {other: gang.attempts for other, gang in line.gangs.items()}
+            since[id] = {other: gang.attempts for other, gang in queue.gangs.items()}
             harness.submit(id, priority=priority)
         harness.run_for(ms)
-        order = {id: (-gang.job.priority, gang.submitted_ms, id) for id, gang in line.gangs.items()}
+        order = {id: (-gang.job.priority, gang.submitted_ms, id) for id, gang in queue.gangs.items()}
         for behind, before in since.items():
-            again = line.gangs[behind].attempts - 1  # the first is no try again
+            retries = queue.gangs[behind].attempts - 1  # the first try is not a retry
             for ahead, had in before.items():
                 if order[ahead] < order[behind]:
-                    assert line.gangs[ahead].attempts - had >= again
+                    assert queue.gangs[ahead].attempts - had >= retries
     finally:
         del PLUGINS["flaky"]
         Flaky.broken = False
 
 
 def test_a_retry_does_not_invert_priorities() -> None:
-    """As it goes wrong elsewhere: an important job is refused again and again, its pause doubles each time, and when room
-    is freed at last it sleeps while an unimportant one that has just arrived takes it."""
+    """The failure elsewhere: the backoff of a refused high job doubles each time, and when capacity is freed it still backs off
+    while a new low job takes the capacity."""
     harness = ConfiguredHarness(SETTINGS, a_node("n1", 1))
     harness.submit(1, priority="low")
     harness.submit(2, priority="high")
     for _ in range(20):
-        harness.run_for(30_000)  # it has been refused whenever it was tried
+        harness.run_for(30_000)  # it is refused at every try
     harness.submit(3, priority="scavenger")
     harness.observe("1.0.1", "succeeded", 0)
     assert harness.started() == ["2.0.1"]

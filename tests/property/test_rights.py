@@ -1,7 +1,7 @@
-"""No sequence of calls gives a caller what its role may not have.
+"""No sequence of requests gives a caller more than its role allows.
 
-The real application over the real service in one process (`live_app` says what that does not prove). What is checked is read
-from the store, not from the answers.
+The real application and the real service run in one process (see `live_app` for what that does not cover). The checks read
+the store, not the responses.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unit.server.conftest import Got
 from unit.server.live_app import LiveApp
 
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
-MOST = {"user": 400}
+MAX_PRIORITY = {"user": 400}
 PROJECT_USERS = {"closed": ("bo",)}
 PEOPLE = ("vera", "ana", "bo", "root")
 
 people = st.sampled_from(PEOPLE)
 workers = st.sampled_from(["ana", "bo", "ana", "bo", "root", "vera"])
-FINE = {"name": "job", "command": ["true"], "priority": 250}
-# What is fine for every user, and one thing more: some of it allowed to some, some of it to nobody.
-MORE = (
+VALID = {"name": "job", "command": ["true"], "priority": 250}
+# A document that is valid for every user, with one change: some are allowed for some roles, some for none.
+CHANGES = (
     {}, {}, {"cpu": 4}, {"cpu": 4}, {"cpu": 4, "priority": 400}, {"array": 2}, {"priority": 0},
     {"priority": 401}, {"priority": "critical"}, {"priority": 10_000}, {"priority": 1000, "array": 2},
     {"project": "open"}, {"project": "closed"}, {"project": "closed", "cpu": 4},
@@ -39,18 +39,18 @@ MORE = (
     {"labels": {"hodei/periodic": "x", "user": "root"}}, {"annotations": {"hodei/user": "root"}},
     {"profile": "default"}, {"profile": "other"}, {"metadata": {"user": "root"}},
 )  # fmt: skip
-documents = st.sampled_from([FINE | more for more in MORE])
+documents = st.sampled_from([VALID | change for change in CHANGES])
 verbs = st.sampled_from(["cancel", "hold", "release", "requeue", "suspend", "resume", "checkpoint", "migrate"])
 
 
 class Callers(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.live = LiveApp(AccountsPolicy(max_priority=MOST, project_users=PROJECT_USERS))
+        self.live = LiveApp(AccountsPolicy(max_priority=MAX_PRIORITY, project_users=PROJECT_USERS))
         self.store, self.roles, self.service = self.live.store, self.live.roles, self.live.service
         self.periodics = 0
-        self.seen: dict[int, str] = {}  # jobs that were judged, and by which role
-        self.made_by: dict[str, str] = {}  # periodic jobs, and who made them
+        self.checked: dict[int, str] = {}  # the role by which each job was checked
+        self.made_by: dict[str, str] = {}  # the owner of each periodic job
 
     def teardown(self) -> None:
         if hasattr(self, "live"):
@@ -63,30 +63,29 @@ class Callers(RuleBasedStateMachine):
             assert got.status == 401
         elif method != "GET" and self.roles[who] == "viewer" and path not in ("/plan", "/whatif"):
             assert got.status == 403
-        self.judge(who)
+        self.check_new_jobs(who)
         return got
 
-    def judge(self, caller: str) -> None:
-        """The jobs that are new since the last look: of the caller, or of a periodic job, which carries its owner's name
-        and is judged by its owner's rights. They have no more than these allow."""
+    def check_new_jobs(self, caller: str) -> None:
+        """Jobs since the last check are within the rights of their owner: the caller, or the owner of the periodic job."""
         for job in self.live.jobs():
-            if job.id in self.seen:
+            if job.id in self.checked:
                 continue
             owner = self.made_by.get(job.spec.labels.get("hodei/periodic", ""), caller)
-            assert owner, "a job that nobody asked for"
+            assert owner, "a job without a request"
             role = self.roles[owner]
             assert job.spec.user == owner
             assert role in ("user", "admin")
-            assert job.spec.priority <= MOST.get(role, 10**9)
+            assert job.spec.priority <= MAX_PRIORITY.get(role, 10**9)
             assert role == "admin" or owner in PROJECT_USERS.get(job.spec.project, (owner,))
-            self.seen[job.id] = role
+            self.checked[job.id] = role
 
     @rule(who=workers, given=documents)
     def submit(self, who: str, given: dict[str, Any]) -> None:
         self.ask(who, "POST", "/jobs", given)
 
     @rule(who=people, given=documents, path=st.sampled_from(["/plan", "/whatif"]))
-    def only_ask(self, who: str, given: dict[str, Any], path: str) -> None:
+    def plan_or_whatif(self, who: str, given: dict[str, Any], path: str) -> None:
         before = self.service._last_job
         self.ask(who, "POST", path, {"jobs": [given]})
         assert not self.store.job(before + 1) or self.store.job(before + 1).spec.labels.get("hodei/periodic")  # type: ignore[union-attr]
@@ -98,9 +97,9 @@ class Callers(RuleBasedStateMachine):
         if self.ask(who, "POST", "/periodic", request).status == 201:
             self.periodics += 1
             self.made_by[name] = who
-            made = self.service.cron.get(name)
-            assert (made.by, made.job.user) == (who, who)
-            assert made.job.priority <= MOST.get(self.roles[who], 10**9)
+            periodic = self.service.cron.get(name)
+            assert (periodic.by, periodic.job.user) == (who, who)
+            assert periodic.job.priority <= MAX_PRIORITY.get(self.roles[who], 10**9)
 
     @precondition(lambda self: self.periodics)
     @rule(who=people, which=st.integers(0, 9), verb=st.sampled_from(["pause", "resume", "run", ""]))
@@ -116,19 +115,19 @@ class Callers(RuleBasedStateMachine):
     def waiting_jobs_are_promoted(self) -> None:
         for _ in range(3):
             self.live.pass_time(2000)
-        self.judge("")
+        self.check_new_jobs("")
 
     @rule(minutes=st.integers(1, 3))
     def time_passes(self, minutes: int) -> None:
         """Periodic jobs that are due are submitted, and jobs that wait are promoted."""
         self.live.pass_time(minutes * 60_000)
         self.waiting_jobs_are_promoted()
-        self.judge("")
+        self.check_new_jobs("")
 
-    @precondition(lambda self: self.seen)
+    @precondition(lambda self: self.checked)
     @rule(who=people, which=st.integers(0, 30), verb=verbs)
     def change_job(self, who: str, which: int, verb: str) -> None:
-        ids = sorted(self.seen)
+        ids = sorted(self.checked)
         before = self.store.job(ids[which % len(ids)])
         assert before is not None
         body = {} if verb in ("cancel", "migrate") else None
@@ -142,13 +141,13 @@ class Callers(RuleBasedStateMachine):
             assert not (after.cancel_requested > before.cancel_requested)
             assert not (after.suspend_requested > before.suspend_requested)
             assert not (after.requeue_requested > before.requeue_requested)
-        if verb in ("requeue", "release", "resume") and before.spec.priority > MOST.get(role, 10**9):
+        if verb in ("requeue", "release", "resume") and before.spec.priority > MAX_PRIORITY.get(role, 10**9):
             assert got.status >= 400
 
-    @precondition(lambda self: self.seen)
+    @precondition(lambda self: self.checked)
     @rule(who=people, which=st.integers(0, 30), verb=st.sampled_from(["cancel", "hold", "release"]))
     def change_array(self, who: str, which: int, verb: str) -> None:
-        ids = sorted(self.seen)
+        ids = sorted(self.checked)
         job = self.store.job(ids[which % len(ids)])
         assert job is not None
         got = self.ask(who, "POST", f"/arrays/{job.id}/{verb}", {} if verb == "cancel" else None)
@@ -164,25 +163,25 @@ class Callers(RuleBasedStateMachine):
             ("POST", "/config/undo", None), ("DELETE", "/reservations/r", None),
         ]),
     )  # fmt: skip
-    def ask_for_what_admins_may(self, who: str, call: tuple[str, str, Any]) -> None:
+    def request_admin_actions(self, who: str, call: tuple[str, str, Any]) -> None:
         method, path, document = call
         if self.roles[who] != "admin":
             assert self.ask(who, method, path, document).status in (401, 403)
 
     @rule(who=st.sampled_from(["ana", "bo"]), role=st.sampled_from(["viewer", "user", "admin", ""]))
-    def be_given_another_role(self, who: str, role: str) -> None:
+    def change_role(self, who: str, role: str) -> None:
         self.live.give(who, role)
 
     @rule()
     def runs_end(self) -> None:
         self.live.runs_go_on()
-        self.judge("")
+        self.check_new_jobs("")
 
     @invariant()
-    def nobody_has_been_raised_above_the_ceiling(self) -> None:
+    def no_job_is_above_the_priority_limit_of_its_role(self) -> None:
         for job in self.live.jobs() if hasattr(self, "live") else ():
-            most = MOST.get(self.seen.get(job.id, "admin"), 10**9)
-            assert apply_escalation(job.spec, job.escalation_state).priority <= most
+            limit = MAX_PRIORITY.get(self.checked.get(job.id, "admin"), 10**9)
+            assert apply_escalation(job.spec, job.escalation_state).priority <= limit
 
 
 TestCallers = Callers.TestCase

@@ -1,4 +1,4 @@
-"""Small machines of one pool, run by the real scheduler: what the tests of this folder have in common."""
+"""Small machines with one pool of processors, run by the real scheduler: common helpers of this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodei.sim.traces.workload import Arrival, JobSizes, SpecCache, sort_arrival
 from hodei.wiring import make_controller
 from sim.reference import Job
 
-# Published numbers and the traces that they are of lie beside the project, not in it.
+# Published results and their traces are not part of the repository.
 SHARED = Path(__file__).parents[3] / "shared"
 
 
@@ -30,5 +30,5 @@ def pool(jobs: list[Job], procs: int) -> Workload:
 
 
 def waits_s(result: Result) -> dict[int, float]:
-    """By id; -1 for one that never started."""
+    """The wait of each job by id; -1 for a job that never started."""
     return {o.id: o.wait_ms / 1000 if o.started_ms >= 0 else -1 for o in result.outcomes}

@@ -1,5 +1,5 @@
-"""A second opinion: EASY, EASY-SJBF and conservative backfilling on one pool of processors, written from their published
-definitions alone and as plainly as possible. It knows nothing of the house and is not fast."""
+"""A reference simulator: EASY, EASY-SJBF and conservative backfilling on one pool of processors, written from their published
+definitions alone, as plainly as possible. It uses no code of Hodei and is slow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 Ends = list[tuple[int, int]]
-"""When processors are expected back, and how many, in order."""
+"""The expected ends of running jobs with their processors, in order."""
 
 
 class Job(NamedTuple):
-    """All times in seconds. Nothing runs longer than was estimated."""
+    """All times are in seconds. No job runs longer than its estimate."""
 
     id: int
     submit: int
@@ -29,7 +29,7 @@ def by_arrival(job: Job) -> tuple[float, ...]:
 
 
 def easy(jobs: list[Job], procs: int, *, order: Key = by_arrival, fill: Key | None = None) -> dict[int, int]:
-    """The wait of every job by id. `order` says who is first, `fill` who of the others is tried first (else `order`)."""
+    """The wait of every job by id. `order` sorts the queue, `fill` the candidates for backfill (default: `order`)."""
 
     def choose(queue: list[Job], now: int, left: int, ends: Ends, freed: bool) -> list[Job]:
         started: list[Job] = []
@@ -59,8 +59,8 @@ def easy(jobs: list[Job], procs: int, *, order: Key = by_arrival, fill: Key | No
 
 
 def conservative(jobs: list[Job], procs: int) -> dict[int, int]:
-    """The same, but everyone in the queue has a planned start that nobody may delay. When processors come back all
-    plans are made anew in order of arrival, and none becomes later by it."""
+    """The same, but every queued job has a planned start that no other job may delay. When processors are freed, all starts are
+    planned again in order of arrival, and none becomes later."""
     planned: dict[int, int] = {}
 
     def choose(queue: list[Job], now: int, left: int, ends: Ends, freed: bool) -> list[Job]:
@@ -78,29 +78,29 @@ def conservative(jobs: list[Job], procs: int) -> dict[int, int]:
 
 
 def _first_gap(job: Job, now: int, left: int, ends: Ends, others: list[tuple[int, Job]]) -> int:
-    """The first moment from which there is room for the job, for as long as it was estimated to take."""
+    """The earliest time from which the job fits for the whole of its estimate."""
     steps = list(ends)
     for start, other in others:
         steps += [(max(start, now), -other.procs), (max(start, now) + other.estimate, other.procs)]
 
-    def free_at(moment: int) -> int:
-        return left + sum(change for at, change in steps if at <= moment)
+    def free_at(time: int) -> int:
+        return left + sum(change for at, change in steps if at <= time)
 
-    moments = sorted({now, *(at for at, _ in steps)})
-    for start in moments:
-        within = [start, *(at for at in moments if start < at < start + job.estimate)]
-        if all(free_at(moment) >= job.procs for moment in within):
+    times = sorted({now, *(at for at, _ in steps)})
+    for start in times:
+        within = [start, *(at for at in times if start < at < start + job.estimate)]
+        if all(free_at(time) >= job.procs for time in within):
             return start
     raise AssertionError("a job that is larger than the machine")
 
 
 Choice = Callable[[list[Job], int, int, Ends, bool], list[Job]]
-"""Takes those out of the queue that start now: of (queue, now, processors free, ends in sight, whether any came back)."""
+"""Removes the jobs that start now from the queue: (queue, now, free processors, expected ends, whether any were freed)."""
 
 
 def _waits(jobs: list[Job], procs: int, choose: Choice) -> dict[int, int]:
-    """Each arrival and each end is looked at by itself, of those at the same time arrivals first, then ends in order of
-    start. What should have ended by now has: nobody needs to be told."""
+    """Events are processed one by one; at the same time arrivals first, then ends in order of start. A job at its expected end
+    has ended, also without an event."""
     waits: dict[int, int] = {}
     queue: list[Job] = []
     running: dict[int, tuple[int, int]] = {}
@@ -108,15 +108,15 @@ def _waits(jobs: list[Job], procs: int, choose: Choice) -> dict[int, int]:
     heapq.heapify(events)
     while events:
         now, kind, _, job = heapq.heappop(events)
-        over = [id for id, (end, _) in running.items() if end <= now]
+        ended = [id for id, (end, _) in running.items() if end <= now]
         if kind == 0:
             queue.append(job)
-        elif job.id in running and job.id not in over:
-            over.append(job.id)
-        for id in over:
+        elif job.id in running and job.id not in ended:
+            ended.append(job.id)
+        for id in ended:
             del running[id]
         ends = sorted(running.values())
-        for each in choose(queue, now, procs - sum(held for _, held in ends), ends, bool(over)):
+        for each in choose(queue, now, procs - sum(held for _, held in ends), ends, bool(ended)):
             waits[each.id] = now - each.submit
             running[each.id] = (now + each.estimate, each.procs)
             heapq.heappush(events, (now + each.run, 1, len(waits), each))

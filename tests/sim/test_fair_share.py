@@ -1,4 +1,4 @@
-"""Fair share over simulated weeks: projects with more work than there is room for come to have what they are due."""
+"""Fair share over simulated days: the usage of projects with too many jobs converges to their shares."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DAY = 24 * HOUR
 
 
 @dataclass
-class Hungry:
-    """Every project has work for all nodes all the time, in jobs of unequal length; `nodes` of one core each."""
+class Saturated:
+    """Every project always has jobs for all nodes, of unequal length; `nodes` of one core each."""
 
     shares: dict[str, int]
     formula: str
@@ -39,7 +39,7 @@ class Hungry:
                 spec = a_job_spec(f"job-{id}", project=project, user="ann", estimate_ms=round(length * HOUR))
                 arrivals.append(Arrival(0, id, spec, round(length * HOUR)))
         nodes = [a_node(f"n{i}", 1, "4Gi") for i in range(self.nodes)]
-        workload = Workload("hungry", sorted(arrivals, key=lambda a: (a.at_ms, a.id)), tuple(nodes))
+        workload = Workload("saturated", sorted(arrivals, key=lambda a: (a.at_ms, a.id)), tuple(nodes))
         accounts = [{"name": name, "shares": shares} for name, shares in self.shares.items()]
         shares = {"enabled": True, "formula": self.formula, "half_life": "1d", "refresh": "5m", "accounts": accounts}
         config = {"profiles": {"default": {"queue": "multifactor"}}, "shares": shares}
@@ -57,6 +57,6 @@ class Hungry:
     ids=["equal", "three to one", "three projects"],
 )
 def test_usage_converges_to_the_shares_within_two_percent_after_ten_half_lives(shares, formula):
-    ratios = Hungry(shares, formula).run(seed=7)
+    ratios = Saturated(shares, formula).run(seed=7)
     for project, due in shares.items():
         assert ratios[project] == pytest.approx(due / sum(shares.values()), abs=0.02), ratios

@@ -1,7 +1,7 @@
-"""Fault runs: a fixed set of seeds runs clean, a seed tells the same story twice, and planted bugs are found.
+"""Fault runs: a fixed set of seeds runs clean, a seed is reproducible, and planted bugs are found.
 
-They drive the real controller and the memory store; the backends are models. They say nothing about SQLite, processes or
-the asyncio loop.
+They drive the real controller and the memory store; the backends are models. They do not cover SQLite, processes or the
+asyncio loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from hodei.control.controller import Controller
-from hodei.control.lifecycle import runs as recovery
+from hodei.control.lifecycle import runs as lifecycle_runs
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.preemption import PreemptionControl
 from hodei.control.state import ClusterState
@@ -31,9 +31,9 @@ from tools.faults.fault_run import FaultRun
 from tools.faults.seeds import main, try_seed
 from tools.faults.setup import FAULTS
 
-# Seeds that have found something before; each stays for ever.
 ROOT = Path(__file__).parents[2]
-FOUND_SOMETHING = (76, 434, 574, 833, 1094, 1178, 1291, 5035, 6115, 6941, 6950, 7826, 9740)
+# Seeds that have found a bug.
+REGRESSIONS = (76, 434, 574, 833, 1094, 1178, 1291, 5035, 6115, 6941, 6950, 7826, 9740)
 TRIED = 120
 
 
@@ -44,8 +44,8 @@ def test_two_hundred_seeds_run_clean(first):
     assert not wrong, "\n\n".join(wrong)
 
 
-@pytest.mark.parametrize("seed", FOUND_SOMETHING)
-def test_a_seed_that_once_found_something_finds_nothing_any_more(seed):
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_a_seed_that_found_a_bug_runs_clean(seed):
     assert not try_seed(seed).problem
 
 
@@ -79,15 +79,15 @@ def test_a_seed_reproduces_the_same_run_in_another_process_with_other_hashes():
     assert results[0].stdout == results[1].stdout
 
 
-def test_every_kind_of_fault_comes_up_in_some_seed():
+def test_every_kind_of_fault_occurs_in_some_seed():
     seen: set[str] = set()
     for seed in range(40):
         seen |= FaultRun(seed).setup.odds.keys()
     assert seen == FAULTS.keys()
 
 
-def a_failing_seed() -> str:
-    """What the first seed that fails says; "" if none does."""
+def first_problem() -> str:
+    """The problem of the first failing seed; "" if there is none."""
     return next((verdict.problem for seed in range(TRIED) if (verdict := try_seed(seed)).problem), "")
 
 
@@ -105,27 +105,27 @@ def no_capacity_checked(monkeypatch):
     monkeypatch.setattr(Fit, "filter", lambda fit, member, nodes, view: ())
 
 
-def a_new_run_for_what_is_known(monkeypatch):
-    """After a restart a run that lives is started under another name."""
+def duplicate_starts(monkeypatch):
+    """After a restart a live run is started again under another id."""
 
     def reconcile(cluster, backend, known, now_ms):
-        facts, orders = recovery.reconcile(cluster, backend, known, now_ms)
+        facts, orders = lifecycle_runs.reconcile(cluster, backend, known, now_ms)
         for run in [run for runs in cluster.runs.values() for run in runs.values() if run.backend == backend]:
             if run.id in known and known[run.id].state == "running":
                 job, member, attempt = run.id.split(".")
-                twin = structs.replace(run, id=f"{job}.{member}.{int(attempt) + 50}")
+                duplicate = structs.replace(run, id=f"{job}.{member}.{int(attempt) + 50}")
                 spec = cluster.jobs[run.job].spec
-                orders.append(Start(twin, spec, spec.task_of(run.member)))
+                orders.append(Start(duplicate, spec, spec.task_of(run.member)))
         return facts, orders
 
     monkeypatch.setattr(server, "reconcile", reconcile)
 
 
-def nothing_started_again(monkeypatch):
-    """After a restart a run that was placed and never started is not ordered."""
+def missing_starts(monkeypatch):
+    """After a restart a placed run that was never started is not started."""
 
     def reconcile(cluster, backend, known, now_ms):
-        facts, orders = recovery.reconcile(cluster, backend, known, now_ms)
+        facts, orders = lifecycle_runs.reconcile(cluster, backend, known, now_ms)
         return facts, [order for order in orders if not isinstance(order, Start)]
 
     monkeypatch.setattr(server, "reconcile", reconcile)
@@ -135,13 +135,13 @@ def forgotten_repairs(monkeypatch):
     monkeypatch.setattr(Gangs, "_start_repair", lambda gangs, job, missing, now_ms, pause_ms: None)
 
 
-def holds_kept_for_ever(monkeypatch):
-    """A hold that is given up keeps its room."""
+def leaked_holds(monkeypatch):
+    """A dropped hold keeps its capacity."""
     monkeypatch.setattr(PreemptionControl, "drop", lambda preempting, job: preempting.holds.pop(job, None) is not None)
 
 
 def lost_jobs(monkeypatch):
-    """The store takes a new job, says so, and does not keep it."""
+    """The store accepts a new job and does not save it."""
     commit = MemoryStore.commit
 
     def forgetful(store, saves):
@@ -150,15 +150,15 @@ def lost_jobs(monkeypatch):
     monkeypatch.setattr(MemoryStore, "commit", forgetful)
 
 
-def jobs_that_come_back(monkeypatch):
-    """After a restart what has ended waits again."""
+def revived_jobs(monkeypatch):
+    """After a restart ended jobs are pending again."""
     active = MemoryStore.active
 
-    def risen(store):
+    def with_ended_jobs(store):
         ended = [job for job in store._memory.jobs.values() if job.state in JOB_ENDED]
         return [*active(store), *((structs.replace(job, state="pending"), ()) for job in ended)]
 
-    monkeypatch.setattr(MemoryStore, "active", risen)
+    monkeypatch.setattr(MemoryStore, "active", with_ended_jobs)
 
 
 def half_gangs(monkeypatch):
@@ -178,7 +178,7 @@ def taints_ignored(monkeypatch):
     monkeypatch.setattr(Taints, "filter", lambda taints, member, nodes, view: ())
 
 
-def no_fence(monkeypatch):
+def no_fencing(monkeypatch):
     monkeypatch.setattr(MemoryStore, "_fence", lambda store: None)
 
 
@@ -206,28 +206,28 @@ def gaps_in_history(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "message"),
+    ("plant_bug", "message"),
     [
         (leaking_capacity, "in the table"),
         (no_capacity_checked, "over-committed"),
-        (a_new_run_for_what_is_known, "runs 2 times at once"),
-        (nothing_started_again, "nothing will ever happen"),
+        (duplicate_starts, "runs 2 times at once"),
+        (missing_starts, "nothing will ever happen"),
         (forgotten_repairs, "for ever"),
-        (holds_kept_for_ever, ""),
+        (leaked_holds, ""),
         (lost_jobs, ""),
-        (jobs_that_come_back, "without a request"),
+        (revived_jobs, "without a request"),
         (half_gangs, "half a gang"),
         (taints_ignored, "taint"),
-        (no_fence, "a closed store was written"),
+        (no_fencing, "a closed store was written"),
         (reservations_ignored, "a start reservation is broken"),
         (lost_wakeups, "for ever though there is room"),
         (gaps_in_history, "follows"),
     ],
 )
-def test_a_planted_bug_is_found(monkeypatch, plant, message):
-    plant(monkeypatch)
-    problem = a_failing_seed()
-    assert problem, f"{plant.__name__} was not noticed in {TRIED} seeds"
+def test_a_planted_bug_is_found(monkeypatch, plant_bug, message):
+    plant_bug(monkeypatch)
+    problem = first_problem()
+    assert problem, f"{plant_bug.__name__} was not noticed in {TRIED} seeds"
     assert message in problem, problem
 
 

@@ -1,4 +1,5 @@
-"""Published schedules, met to the second. Their numbers lie beside the project: without them these tests are skipped."""
+"""Published schedules are reproduced to the second. The published results are not part of the repository: without them these
+tests are skipped."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ LUBLIN = {"easy": 271.40, "sjf": 42.08, "saf": 34.38, "f1": 35.26, "f3": 35.33, 
 
 
 def published(path: str) -> Any:
-    return pytest.mark.skipif(not (SHARED / path).exists(), reason=f"{path} is not beside the project")
+    return pytest.mark.skipif(not (SHARED / path).exists(), reason=f"{path} is not available")
 
 
 @pytest.mark.slow
@@ -66,7 +67,9 @@ def cases() -> list[Any]:
             pytest.param(
                 {},
                 "",
-                marks=pytest.mark.skip(reason=f"{path} is not there: published schedules are no part of the project"),
+                marks=pytest.mark.skip(
+                    reason=f"{path} is not available: published schedules are not part of the repository"
+                ),
             )
         ]
     found = json.loads(path.read_text())
@@ -74,7 +77,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "policy"), cases())
-def test_small_published_cases_end_when_they_should(case: dict[str, Any], policy: str):
+def test_jobs_of_small_published_cases_end_at_the_published_times(case: dict[str, Any], policy: str):
     jobs = [
         Job(id, each["submit_s"], each["run_s"], each["estimate_s"], each["procs"])
         for id, each in enumerate(case["jobs"], 1)

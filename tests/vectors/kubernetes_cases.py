@@ -1,7 +1,7 @@
-"""The recorded cases of kube-scheduler's own tests, and what a recording leaves out of them.
+"""The recorded cases of kube-scheduler's own tests, with what the recordings lack.
 
-The recordings are not part of the project; without them there is nothing to compare. Where a recording lacks something
-that the test behind it had (pods on the nodes, services, arguments of the plugin), it is retyped here.
+The recordings are not part of the repository; without them the tests are skipped. What a recording lacks of its test (pods
+on the nodes, services, arguments of the plugin) is added here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ VECTORS = Path(__file__).resolve().parents[3] / "shared" / "vectors"
 Case = dict[str, Any]
 _GATE = "records a disabled feature gate"
 _INTERNAL = "records an error in the order of calls inside kube-scheduler, not a decision"
-# The whole name of a case (a few are of several plugins) -> why it is not compared.
-LEFT_OUT = {
+# The full name of a case (a few belong to several plugins) -> why it is not compared.
+SKIPPED = {
     "TestPreFilterDisabled": _INTERNAL,
     "TestTaintTolerationFilterWithFeatureGate/Pod_with_Gt_toleration_cannot_be_scheduled_when_feature_gate_is_disabled": _GATE,
     "TestTaintTolerationFilterWithFeatureGate/Pod_with_Lt_toleration_cannot_be_scheduled_when_feature_gate_is_disabled": _GATE,
@@ -43,7 +43,10 @@ def recorded(kind: str) -> list[Any]:
     if not path.exists():
         return [
             pytest.param(
-                {}, marks=pytest.mark.skip(reason=f"{path} is not there: the recordings are no part of the project")
+                {},
+                marks=pytest.mark.skip(
+                    reason=f"{path} is not available: the recordings are not part of the repository"
+                ),
             )
         ]
     with gzip.open(path, "rt") as lines:
@@ -52,7 +55,7 @@ def recorded(kind: str) -> list[Any]:
         pytest.param(
             case,
             id=f"{case['plugin']}-{number}-{case['case']}",
-            marks=[pytest.mark.skip(reason=LEFT_OUT[case["case"]])] if case["case"] in LEFT_OUT else [],
+            marks=[pytest.mark.skip(reason=SKIPPED[case["case"]])] if case["case"] in SKIPPED else [],
         )
         for number, case in enumerate(cases)
     ]
@@ -79,7 +82,7 @@ _LEAST, _MOST = "TestLeastAllocatedScoringStrategy", "TestMostAllocatedScoringSt
 _RATIO, _STRATEGY = "TestRequestedToCapacityRatioScoringStrategy", "TestFitScore/test_case_for_ScoringStrategy"
 _WITH = "resources_requested,_pods_scheduled_with_resources"
 _RUNNING = f"{_WITH},_on_node_with_existing_pod_running_"
-# Pods that were on the nodes.
+# Pods on the nodes.
 PODS = {
     f"{_LEAST}/no_{_WITH}": _TWO_EACH,
     f"{_LEAST}/{_WITH}": _ONE_EACH,
@@ -101,13 +104,13 @@ PODS = {
     f"{_STRATEGY}_LeastAllocated_with_sidecar_container": _SIDECAR,
 }  # fmt: skip
 _DEVICE = "extended.resource.dra.io/something"
-# What devices offered, which kube-scheduler counts from the slices that drivers publish.
+# Devices of the nodes, which kube-scheduler counts from the slices that drivers publish.
 _OFFERED = {"node1": {_DEVICE: 3}, "node2": {_DEVICE: 2}}
 DEVICES = {
     f"{_STRATEGY}_LeastAllocated_with_Extended_resources": _OFFERED,
     f"{_STRATEGY}_LeastAllocated_with_Extended_resources_if_PreScore_is_not_called": _OFFERED,
 }
-# Extended resources that a device class stands for: another plugin's to judge.
+# Extended resources backed by a device class: another plugin is responsible.
 CLAIMED = {
     "TestEnoughRequests/extended_resource_backed_by_DRA": _DEVICE,
     "TestEnoughRequests/extended_resource_was_backed_by_Device_Plugin_(Allocatable:_0)": _DEVICE,
@@ -132,7 +135,7 @@ def _preferred(weight: int, key: str, value: str) -> dict[str, Any]:
     return {"weight": weight, "preference": {"matchExpressions": [expression]}}
 
 
-# Node affinity that the scheduler's own configuration adds to every pod.
+# Node affinity that the configuration of the scheduler adds to every pod.
 ADDED = {
     "TestNodeAffinity/Matches_added_affinity_and_Pod's_node_affinity": {_REQUIRED: _ON_NODE2},
     "TestNodeAffinity/Matches_added_affinity_but_not_Pod's_node_affinity": {_REQUIRED: _ON_NODE2},
@@ -142,9 +145,9 @@ ADDED = {
         _PREFERRED: [_preferred(3, "key", "value")]
     },
 }  # fmt: skip
-# Recorded after the pod that was on the node had been taken out again.
-TAKEN_OUT = "TestRemovePodHostScopedAffinityCount"
-# The shapes of utilization; the falling one where nothing is said.
+# Recorded after the removal of the pod on the node.
+REMOVED = "TestRemovePodHostScopedAffinityCount"
+# The shapes of utilization; by default the falling one.
 FALLING = ((0, 10), (100, 0))
 SHAPES = {
     f"{_STRATEGY}_RequestedToCapacityRatio_case2": ((0, 0), (100, 10)),
@@ -158,7 +161,7 @@ def added_affinity(case: Case) -> Any:
     return translate.node_affinity(given)
 
 
-def surroundings(case: Case, *, scoring: bool = False) -> PodContext:
+def pod_context(case: Case, *, scoring: bool = False) -> PodContext:
     config = case.get("cfg", "")
     ignored = set(re.findall(r"[\w./-]+(?=:\{\})", config)) | {CLAIMED.get(case["case"], "")} - {""}
     rules = tuple(
@@ -176,33 +179,33 @@ def surroundings(case: Case, *, scoring: bool = False) -> PodContext:
 
 
 def the_pod(case: Case, *, scoring: bool = False) -> PodInfo:
-    return translate.pod(from_builtins(case["pod"], Pod), surroundings(case, scoring=scoring))
+    return translate.pod(from_builtins(case["pod"], Pod), pod_context(case, scoring=scoring))
 
 
 def the_table(case: Case, *, scoring: bool = False) -> Table:
-    """All the nodes of a case, with the pods that are on them."""
-    cache = surroundings(case, scoring=scoring)
+    """All nodes of a case with their pods."""
+    cache = pod_context(case, scoring=scoring)
     given = case.get("all_nodes") or case.get("nodes") or case.get("candidate_nodes") or []
     nodes = [(from_builtins(one.get("node") or {}, Node), one.get("pods") or []) for one in given]
     offered = DEVICES.get(case["case"], {})
     table = Table(translate.node(node, devices=offered.get(node.metadata.name)) for node, _ in nodes)
     table.settle()
     table.topology_index.projects = case.get("namespaces") or {}
-    wanted = from_builtins(case["pod"], Pod)
-    here = [(node.metadata.name, pod) for node, pods in nodes for pod in pods]
-    here += [(pod["spec"]["nodeName"], pod) for pod in PODS.get(case["case"], ())]
-    for name, plain in here:
-        pod = from_builtins(plain, Pod)
-        pending = wanted.condition("PodResizePending")
-        if pending is not None and pending.reason == "Deferred" and pod.metadata.uid == wanted.metadata.uid:
-            continue  # what it holds is its own already
+    pod_of_case = from_builtins(case["pod"], Pod)
+    placed = [(node.metadata.name, pod) for node, pods in nodes for pod in pods]
+    placed += [(pod["spec"]["nodeName"], pod) for pod in PODS.get(case["case"], ())]
+    for name, raw in placed:
+        pod = from_builtins(raw, Pod)
+        pending = pod_of_case.condition("PodResizePending")
+        if pending is not None and pending.reason == "Deferred" and pod.metadata.uid == pod_of_case.metadata.uid:
+            continue  # it already holds this itself
         resident = translate.pod(pod, cache)
-        _place(table, table.row[name], resident.member, taken_out=TAKEN_OUT in case["case"])
+        _place(table, table.row[name], resident.member, removed=REMOVED in case["case"])
     return table
 
 
-def _place(table: Table, row: int, member: Member, *, taken_out: bool) -> None:
+def _place(table: Table, row: int, member: Member, *, removed: bool) -> None:
     table.place(row, member.task.request, member)
-    if taken_out:
+    if removed:
         table.view()
         table.release(row, member.task.request, member)

@@ -1,7 +1,7 @@
-"""The published experiment on GPU fragmentation, through the real engine: how full the GPUs get.
+"""The published experiment on GPU fragmentation with the real engine: the allocated share of the GPUs.
 
-The trace lives beside the repository; without it there is nothing to measure and the tests are skipped. One order of
-arrival is run here, which lies within half a point of the mean; `hodei bench gpu` runs ten and prints the means.
+The trace is not part of the repository; without it the tests are skipped. One order of arrival is run here, which is within
+half a point of the mean; `hodei bench gpu` runs ten and prints the means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.gpu import Outcome, read_nodes, read_pods, run
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "alibaba-openb-2023"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not TRACE.is_dir(), reason="the trace is not beside the repository"),
+    pytest.mark.skipif(not TRACE.is_dir(), reason="the trace is not available"),
 ]
 SEED = 43
 # Allocated GPUs in percent when 100 % and 130 % have arrived: means of ten seeds, USENIX ATC 2023.

@@ -1,5 +1,5 @@
-"""What kube-scheduler's own tests say, said again by our plugins: which nodes are refused, with what words, and whether
-stopping others could help; and the scores of the rest. Pods and nodes go through the same translation as in a cluster."""
+"""The plugins against kube-scheduler's own tests: the refused nodes, the reasons, whether preemption could help, and the scores
+of the other nodes. Pods and nodes are translated as in a cluster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from hodei.plugins.spread import Spread
 from hodei.plugins.taints import Taints
 from vectors.kubernetes_cases import (
     FALLING,
-    LEFT_OUT,
+    REMOVED,
     SHAPES,
-    TAKEN_OUT,
+    SKIPPED,
     Case,
     added_affinity,
     recorded,
@@ -50,7 +50,7 @@ FILTERS, SCORES = recorded("filter"), recorded("score")
 
 
 def required_node(pod: Pod) -> Affinity:
-    """The node that a pod names itself, as an affinity."""
+    """The node name of a pod as an affinity."""
     if not pod.spec.node_name:
         return Affinity()
     return Affinity((NodeTerm((), (Requirement("metadata.name", "In", (pod.spec.node_name,)),)),))
@@ -68,7 +68,7 @@ def the_plugin(case: Case) -> Any:
 
 
 def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
-    """Upstream's code and reasons for each node, as far as its plugin goes."""
+    """The code and the reasons of kube-scheduler for each node, from this plugin."""
     member, runner = the_pod(case).member, Runner()
     pairs = runner.refusals(the_plugin(case), member, table.view(), VIEW)
     assert not runner.faults
@@ -86,18 +86,18 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
 @pytest.mark.parametrize("case", FILTERS)
 def test_a_node_is_refused_with_the_reason_and_resolvability_of_kubernetes(case):
     ours = verdicts(case, the_table(case))
-    theirs = {name: (said["code"], sorted(said.get("reasons", ()))) for name, said in case["filter"].items()}
+    theirs = {name: (status["code"], sorted(status.get("reasons", ()))) for name, status in case["filter"].items()}
     assert {name: ours[name] for name in theirs} == theirs
 
 
 @pytest.mark.parametrize("case", FILTERS)
 def test_a_pod_is_refused_in_prefilter_where_kubernetes_does_so(case):
-    before = case.get("prefilter") or {}
+    prefilter = case.get("prefilter") or {}
     refused = [reason for reason in the_pod(case).refused if reason.code != UNSUPPORTED]
-    unschedulable = before.get("code", "Success") not in ("Success", "Skip")
-    # Both ours and theirs tell what is wrong with a selector or with terms that contradict each other.
-    assert [reason.text for reason in refused] == (before["reasons"] if unschedulable else [])
-    if before.get("code") == "Skip":
+    unschedulable = prefilter.get("code", "Success") not in ("Success", "Skip")
+    # Both report an invalid selector and contradicting terms.
+    assert [reason.text for reason in refused] == (prefilter["reasons"] if unschedulable else [])
+    if prefilter.get("code") == "Skip":
         assert not any(reasons for _, reasons in verdicts(case, the_table(case)).values())
 
 
@@ -105,7 +105,7 @@ OF_SPREAD = [param for param in FILTERS if param.values[0].get("plugin") == "Pod
 
 
 @pytest.mark.parametrize("case", [param for param in OF_SPREAD if "prefilter" in param.values[0]])
-def test_spread_judges_the_pods_that_kubernetes_judges(case):
+def test_spread_applies_to_the_same_pods_as_in_kubernetes(case):
     hard = [rule for rule in the_pod(case).job.tasks[0].spread if rule.hard]
     assert bool(hard) == (case["prefilter"]["code"] == "Success")
 
@@ -144,7 +144,7 @@ def test_a_node_scores_what_kubernetes_gives_it(case):
     candidates = {one["node"]["metadata"]["name"] for one in case["candidate_nodes"]}
     ours = runner.normalize(scorer, raw, np.array([name in candidates for name in table.names]))
     assert not runner.faults
-    # A score that counts down from the top is rounded up there, where ours still has two more digits.
+    # kube-scheduler rounds an inverted score up; ours has two more digits.
     up = 99 if case["plugin"] == "TaintToleration" else 0
     assert {name: (int(ours[table.row[name]]) + up) // 100 for name in theirs} == theirs
 
@@ -152,6 +152,6 @@ def test_a_node_scores_what_kubernetes_gives_it(case):
 def test_every_skipped_case_exists():
     names = {param.values[0].get("case") for param in (*FILTERS, *SCORES)}
     if names == {None}:
-        pytest.skip("the recordings are no part of the project")
-    assert set(LEFT_OUT) <= names
-    assert any(TAKEN_OUT in name for name in names)
+        pytest.skip("the recordings are not part of the repository")
+    assert set(SKIPPED) <= names
+    assert any(REMOVED in name for name in names)

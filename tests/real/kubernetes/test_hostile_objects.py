@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from property.kube_objects import KINDS, watched
+from property.kube_objects import KINDS, random_object
 from real.kubernetes.api import ApiFailed
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.group_kinds import served
@@ -92,7 +92,7 @@ def make_many(cluster: Cluster) -> tuple[int, dict[str, int]]:
     random, accepted, tries = Random(7), dict[str, int](), 0
     while sum(accepted.values()) < OBJECTS and tries < 40 * OBJECTS:
         tries += 1
-        path, raw = watched(random.randrange(2**48))
+        path, raw = random_object(random.randrange(2**48))
         if made := made_into(cluster, path, json.loads(raw), tries):
             accepted[made] = accepted.get(made, 0) + 1
     return tries, accepted

@@ -13,8 +13,8 @@ from hodei.model.reservation import Reservation
 FOUR, TWO, ONE = amounts(4), amounts(2), amounts(1)
 
 
-class Desk:
-    """One node of 4 cores, its table and its book."""
+class SingleNode:
+    """One node of 4 cores with its table and its availability profile."""
 
     def __init__(self) -> None:
         self.table = Table()
@@ -22,12 +22,12 @@ class Desk:
         self.table.settle()
         self.availability = AvailabilityProfile(self.table)
 
-    def runs(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
+    def add_run(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
         spec = a_job_spec()
         self.table.hold("n1", request, Member(spec, spec.tasks[0]), None)
         self.availability.started(run, "n1", request, start, estimate, project)
 
-    def booked(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
+    def reserve(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
         self.availability.add_reservation(Reservation(name, project, start, end, (("n1", request),)))
 
     def first_conflict(self, request: dict, until: int, project: str = "p", now: int = 0) -> bool:
@@ -38,72 +38,72 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def node() -> SingleNode:
+    return SingleNode()
 
 
 @pytest.mark.parametrize(
     ("until", "project", "first_conflict"),
     [
-        pytest.param(100, "p", False, id="over when it begins"),
-        pytest.param(101, "p", True, id="a moment too long"),
-        pytest.param(101, "ours", False, id="of the project itself"),
+        pytest.param(100, "p", False, id="ends when the window starts"),
+        pytest.param(101, "p", True, id="ends a moment later"),
+        pytest.param(101, "ours", False, id="a run of the project itself"),
     ],
 )
-def test_a_run_that_does_not_end_in_time_may_not_start_on_reserved_capacity(desk, until, project, first_conflict):
-    desk.booked(100, 200)
-    assert desk.first_conflict(ONE, until, project) == first_conflict
+def test_a_run_that_does_not_end_in_time_may_not_start_on_reserved_capacity(node, until, project, first_conflict):
+    node.reserve(100, 200)
+    assert node.first_conflict(ONE, until, project) == first_conflict
 
 
-def test_capacity_beside_a_partial_reservation_has_no_time_limit(desk):
-    desk.booked(100, 200, TWO)
-    assert not desk.first_conflict(TWO, 1000)
-    assert desk.first_conflict(amounts(3), 1000)
+def test_capacity_outside_a_partial_reservation_has_no_time_limit(node):
+    node.reserve(100, 200, TWO)
+    assert not node.first_conflict(TWO, 1000)
+    assert node.first_conflict(amounts(3), 1000)
 
 
-def test_capacity_that_the_project_already_holds_is_not_reserved_twice(desk):
-    desk.booked(0, 200, TWO)
-    desk.runs("1.0.1", TWO, 0, 150, "ours")
-    assert not desk.first_conflict(TWO, 1000), "2 for the project, which has them; 2 for others"
-    assert desk.first_conflict(amounts(3), 1000)
+def test_capacity_that_the_project_already_holds_is_not_reserved_twice(node):
+    node.reserve(0, 200, TWO)
+    node.add_run("1.0.1", TWO, 0, 150, "ours")
+    assert not node.first_conflict(TWO, 1000), "the project already holds its 2; 2 are left for others"
+    assert node.first_conflict(amounts(3), 1000)
 
 
-def test_capacity_stays_reserved_when_a_run_of_the_project_ends(desk):
-    desk.booked(0, 200, TWO)
-    desk.runs("1.0.1", TWO, 0, 150, "ours")
-    assert desk.earliest(amounts(3), 10) == 200
-    assert desk.earliest(TWO, 10) == 0
+def test_capacity_stays_reserved_when_a_run_of_the_project_ends(node):
+    node.reserve(0, 200, TWO)
+    node.add_run("1.0.1", TWO, 0, 150, "ours")
+    assert node.earliest(amounts(3), 10) == 200
+    assert node.earliest(TWO, 10) == 0
 
 
-def test_the_earliest_time_skips_gaps_that_are_too_short(desk):
-    desk.booked(100, 200)
-    assert desk.earliest(ONE, 100) == 0
-    assert desk.earliest(ONE, 101) == 200
-    desk.booked(250, 300, name="c")
-    assert desk.earliest(ONE, 60) == 0
-    assert desk.earliest(ONE, 101) == 300
+def test_the_earliest_time_skips_gaps_that_are_too_short(node):
+    node.reserve(100, 200)
+    assert node.earliest(ONE, 100) == 0
+    assert node.earliest(ONE, 101) == 200
+    node.reserve(250, 300, name="c")
+    assert node.earliest(ONE, 60) == 0
+    assert node.earliest(ONE, 101) == 300
 
 
-def test_capacity_of_a_hypothetically_removed_run_is_counted_once(desk):
-    desk.runs("1.0.1", TWO, 0, 100)
-    desk.runs("2.0.1", TWO, 0, 500)
-    desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
+def test_capacity_of_a_hypothetically_removed_run_is_counted_once(node):
+    node.add_run("1.0.1", TWO, 0, 100)
+    node.add_run("2.0.1", TWO, 0, 500)
+    node.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
     spec = a_job_spec()
-    desk.table.let_go("n1", TWO, Member(spec, spec.tasks[0]), None)  # a trial without run 1; the book still has it
-    assert desk.first_conflict(TWO, 200), "at 100 two cores are free, and they are promised"
+    node.table.let_go("n1", TWO, Member(spec, spec.tasks[0]), None)  # a trial without run 1; the profile still has it
+    assert node.first_conflict(TWO, 200), "at 100 two cores are free, and they are reserved"
 
 
-def test_an_overdue_start_reservation_is_reported_once(desk):
-    desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
-    assert desk.availability.overdue(100) == []
-    assert [start_reservation.job for start_reservation in desk.availability.overdue(101)] == [5]
-    assert desk.availability.overdue(102) == []
+def test_an_overdue_start_reservation_is_reported_once(node):
+    node.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
+    assert node.availability.overdue(100) == []
+    assert [start_reservation.job for start_reservation in node.availability.overdue(101)] == [5]
+    assert node.availability.overdue(102) == []
 
 
-def test_a_moved_or_removed_start_reservation_is_not_overdue(desk):
-    desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
-    desk.availability.add_start_reservation(StartReservation(5, 90, 300, (("n1", TWO),)))
-    assert [start_reservation.start_ms for start_reservation in desk.availability.overdue(200)] == [90]
-    desk.availability.add_start_reservation(StartReservation(6, 250, 300, (("n1", TWO),)))
-    desk.availability.remove_start_reservation(6)
-    assert desk.availability.overdue(1000) == []
+def test_a_moved_or_removed_start_reservation_is_not_overdue(node):
+    node.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
+    node.availability.add_start_reservation(StartReservation(5, 90, 300, (("n1", TWO),)))
+    assert [start_reservation.start_ms for start_reservation in node.availability.overdue(200)] == [90]
+    node.availability.add_start_reservation(StartReservation(6, 250, 300, (("n1", TWO),)))
+    node.availability.remove_start_reservation(6)
+    assert node.availability.overdue(1000) == []

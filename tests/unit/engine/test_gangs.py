@@ -36,7 +36,7 @@ def test_a_gang_is_placed_whole():
     assert [p.index for p in placed] == [0, 1, 2, 3]
 
 
-def test_a_gang_that_does_not_fit_whole_is_not_placed_at_all_and_leaves_no_trace():
+def test_a_gang_that_does_not_fit_whole_is_refused_and_changes_nothing():
     engine = _engine(a_node("a", 2), a_node("b", 2))
     refusal = _try(engine, a_task(count=5, cpu="1"))
     assert isinstance(refusal, Refusal)
@@ -46,22 +46,22 @@ def test_a_gang_that_does_not_fit_whole_is_not_placed_at_all_and_leaves_no_trace
     assert _usage(engine) == [{}, {}]
 
 
-def test_unequal_members_find_the_one_way_in_which_all_fit():
-    """The small member, taken first, would go where only the large one fits."""
+def test_unequal_members_are_placed_in_the_only_way_in_which_all_fit():
+    """Placed first, the small member would take the only node where the large one fits."""
     engine = _engine(a_node("large", 4, "8Gi"), a_node("small", 1, "8Gi"))
     placed = _try(engine, a_task("small", cpu="1"), a_task("large", cpu="4"))
     assert {p.member.task.name: p.node.name for p in placed} == {"small": "small", "large": "large"}
     assert [p.index for p in placed] == [0, 1]
 
 
-def test_a_search_that_finds_no_way_leaves_no_trace():
+def test_a_failed_search_changes_nothing():
     engine = _engine(a_node("a", 4), a_node("b", 4))
     refusal = _try(engine, a_task("small", cpu="2"), a_task("large", cpu="4", count=2))
     assert isinstance(refusal, Refusal)
     assert _usage(engine) == [{}, {}]
 
 
-def test_a_hopeless_search_on_many_nodes_ends_soon():
+def test_a_search_without_a_solution_on_many_nodes_is_bounded():
     engine = _engine(*(a_node(f"n{i:03}", 4) for i in range(200)))
     started = time.process_time()
     assert isinstance(_try(engine, a_task("a", cpu="3", count=30), a_task("b", cpu="5", count=30)), Refusal)
@@ -90,8 +90,8 @@ def test_a_decision_contains_the_runners_up_and_the_score_terms():
 def test_the_refusal_names_every_failing_filter_of_every_node():
     engine = _engine(a_node("a", 1, cordoned=True), a_node("b", 1, labels={"disk": "hdd"}), a_node("c", 8))
     refusal = _try(engine, a_task(cpu="4", node_selector={"disk": "ssd"}))
-    told = {verdict.reason.code: verdict.nodes for verdict in refusal.verdicts}
-    assert told == {
+    nodes_by_code = {verdict.reason.code: verdict.nodes for verdict in refusal.verdicts}
+    assert nodes_by_code == {
         "SELECTOR_MISMATCH": ("a", "b", "c"),
         "INSUFFICIENT_CPU": ("a", "b"),
         "NODE_CORDONED": ("a",),

@@ -26,7 +26,7 @@ def test_rows_are_in_order_of_name():
     assert _table(a_node("b"), a_node("a"), a_node("c")).names == ["a", "b", "c"]
 
 
-def test_usage_follows_its_node_when_others_come_and_go():
+def test_usage_follows_its_node_when_others_join_and_leave():
     table = _table(a_node("b"), a_node("d"))
     table.place(table.row["b"], amounts(cpu=1))
     table.place(table.row["d"], amounts(cpu=2))
@@ -72,8 +72,8 @@ def test_release_on_a_removed_node_does_nothing():
 
 def test_a_resource_that_no_node_has_is_free_nowhere():
     table = _table(a_node("a"), a_node("b"))
-    for ask in ("free", "used", "capacity"):
-        assert getattr(table.view(), ask)(f"example.com/{ask}").tolist() == [0, 0]
+    for amount in ("free", "used", "capacity"):
+        assert getattr(table.view(), amount)(f"example.com/{amount}").tolist() == [0, 0]
     assert table.largest("example.com/largest") == 0
     assert table.view().share(np.zeros(2, dtype=np.int64), "example.com/share").tolist() == [0, 0]
 
@@ -86,7 +86,7 @@ def test_usage_of_a_resource_that_its_node_does_not_have_is_not_forgotten():
     assert OneNode(table, 0).free("example.com/fpga") == -2
 
 
-def test_a_trial_leaves_no_mark():
+def test_a_trial_changes_nothing():
     table = _table(a_node("a"), a_node("b"))
     table.place(0, amounts(cpu=1))
     before = (table.last_placed.tolist(), table.runs.tolist(), table.usage(0))
@@ -122,14 +122,14 @@ def test_a_view_of_some_rows_is_as_long_as_those_rows():
 
 
 @pytest.mark.parametrize(("part", "share"), [(-5, 0), (0, 0), (1, 2), (2000, 5000), (4000, 10_000), (8000, 20_000)])
-def test_a_share_is_in_ten_thousandths_and_never_below_nothing(part, share):
+def test_a_share_is_in_ten_thousandths_and_never_negative(part, share):
     table = _table(a_node("a", 4))
     assert table.view().share(np.array([part]), "cpu").tolist() == [share]
     assert OneNode(table, 0).share(part, "cpu") == share
 
 
 def test_the_ideal_table_is_idle_and_healthy():
-    table = _table(a_node("a", cordoned=True), a_node("b", ready=False, not_ready_reason="gone"))
+    table = _table(a_node("a", cordoned=True), a_node("b", ready=False, not_ready_reason="unreachable"))
     table.place(0, amounts(cpu=1))
     best = table.at_best()
     best.settle()
@@ -138,7 +138,7 @@ def test_the_ideal_table_is_idle_and_healthy():
 
 
 def test_members_without_a_key_never_share_answers():
-    """Also when the first is gone and the second stands in the same place in memory."""
+    """Also when the second is at the memory address of the first, which was freed."""
 
     class Named:
         name = "named"

@@ -17,27 +17,27 @@ from hodei.model.job import Reason
 from hodei.plugins.registry import build_profile
 
 
-class Wrong:
-    """A plugin with one point, which does as it is told, for jobs named `bad` alone."""
+class Faulty:
+    """A plugin with one point, which returns `answer` for jobs that are not named `good`."""
 
-    name = "wrong"
+    name = "faulty"
     reads = "usage"
 
     def __init__(self, point: str, answer: Any) -> None:
-        def asked(first, *rest):
+        def call(first, *rest):
             spec = first.job
             if spec.name == "good":
                 return {"filter": (), "bind": rest[0] if rest else None}.get(point)
             return answer(*rest)
 
-        setattr(self, point, asked)
+        setattr(self, point, call)
 
     def key(self, member):
         return member.job.name
 
 
 def _raise(*_: Any) -> Any:
-    raise RuntimeError("oh dear")
+    raise RuntimeError("broken")
 
 
 REFUSING = [
@@ -50,7 +50,7 @@ REFUSING = [
     pytest.param("filter", lambda nodes, _: [(nodes.none(), "because")], id="a text for a reason"),
     pytest.param("filter", lambda nodes, _: [nodes.none()], id="a mask without a reason"),
     pytest.param("reserve", _raise, id="reserve raises"),
-    pytest.param("reserve", lambda *_: True, id="reserve returns a truth"),
+    pytest.param("reserve", lambda *_: True, id="reserve returns a boolean"),
     pytest.param("permit", _raise, id="permit raises"),
     pytest.param("permit", lambda *_: 0, id="permit returns a number"),
 ]
@@ -67,10 +67,14 @@ TOLERABLE = [
 
 
 def _controller(*plugins: Any, weight: int = 10) -> Controller:
-    usual = build_profile("default")
-    made = [*usual.filters, *(w.plugin for w in usual.scores if w.plugin not in usual.filters), *plugins]
-    weights = {w.plugin.name: w.weight for w in usual.scores} | {plugin.name: weight for plugin in plugins}
-    controller = Controller({"default": make_profile("default", usual.queue, made, weights)})
+    default = build_profile("default")
+    plugins_of_profile = [
+        *default.filters,
+        *(w.plugin for w in default.scores if w.plugin not in default.filters),
+        *plugins,
+    ]
+    weights = {w.plugin.name: w.weight for w in default.scores} | {plugin.name: weight for plugin in plugins}
+    controller = Controller({"default": make_profile("default", default.queue, plugins_of_profile, weights)})
     controller.step(NOW_MS, [NodeJoined(a_node("n1", 4)), NodeJoined(a_node("n2", 4))])
     return controller
 
@@ -82,10 +86,10 @@ def _submit(controller: Controller):
 
 @pytest.mark.parametrize(("point", "answer"), REFUSING)
 def test_a_failing_rule_refuses_its_gang_and_other_gangs_are_placed(point, answer):
-    controller = _controller(Wrong(point, answer))
+    controller = _controller(Faulty(point, answer))
     plan = _submit(controller).plan
     assert {bind.job for bind in plan.binds} == {1, 3}
-    assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("wrong", point, 2)}
+    assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("faulty", point, 2)}
     (refusal,) = plan.refusals
     assert "PLUGIN_FAILED" in {verdict.reason.code for verdict in refusal.verdicts}
     assert controller.cluster.jobs[2].reason_code == "PLUGIN_FAILED"
@@ -94,53 +98,53 @@ def test_a_failing_rule_refuses_its_gang_and_other_gangs_are_placed(point, answe
 
 
 @pytest.mark.parametrize(("point", "answer"), REFUSING)
-def test_a_gang_refused_by_a_failing_plugin_is_tried_again_later(point, answer):
-    controller = _controller(Wrong(point, answer))
+def test_a_gang_refused_by_a_failing_plugin_is_retried_later(point, answer):
+    controller = _controller(Faulty(point, answer))
     _submit(controller)
     due = controller.next_wakeup_ms(NOW_MS)
     assert due is not None
     assert NOW_MS + 1000 <= due <= NOW_MS + 1100
     assert why(controller, 2, NOW_MS).code == "BACKOFF"
     assert [refusal.job for refusal in controller.step(due).plan.refusals] == [2]
-    again = controller.next_wakeup_ms(due)
-    assert again is not None
-    assert due + 2000 <= again <= due + 2200
+    next_due = controller.next_wakeup_ms(due)
+    assert next_due is not None
+    assert due + 2000 <= next_due <= due + 2200
 
 
 @pytest.mark.parametrize(("point", "answer"), TOLERABLE)
 def test_a_failing_score_or_bind_is_ignored(point, answer):
-    plan = _submit(_controller(Wrong(point, answer))).plan
+    plan = _submit(_controller(Faulty(point, answer))).plan
     assert {bind.job for bind in plan.binds} == {1, 2, 3}
-    assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("wrong", point, 2)}
+    assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("faulty", point, 2)}
 
 
 def test_a_plugin_fault_is_emitted_as_an_event():
-    done = _submit(_controller(Wrong("filter", _raise)))
+    done = _submit(_controller(Faulty("filter", _raise)))
     (event,) = [
         save.event for save in done.saves if getattr(save, "event", None) and save.event.kind == "plugin.failed"
     ]
-    assert event.detail["plugin"] == "wrong"
-    assert event.detail["error"] == "RuntimeError: oh dear"
+    assert event.detail["plugin"] == "faulty"
+    assert event.detail["error"] == "RuntimeError: broken"
 
 
 def test_a_plugin_that_recovers_is_used_again():
-    class Moody:
-        name = "moody"
+    class Recovering:
+        name = "recovering"
         reads = "usage"
-        well = False
+        works = False
 
         def key(self, member):
             return None
 
         def filter(self, member, nodes, view):
-            if not self.well:
-                raise RuntimeError("not today")
+            if not self.works:
+                raise RuntimeError("broken")
             return ()
 
-    moody = Moody()
-    controller = _controller(moody)
+    plugin = Recovering()
+    controller = _controller(plugin)
     assert not controller.step(NOW_MS, [JobSubmitted(a_job(1))]).plan.binds
-    moody.well = True
+    plugin.works = True
     due = controller.next_wakeup_ms(NOW_MS)
     assert [bind.job for bind in controller.step(due).plan.binds] == [1]
 
@@ -215,15 +219,15 @@ def test_a_filter_may_be_a_generator():
     "key", [pytest.param(_raise, id="raises"), pytest.param(lambda member: ["a list"], id="cannot be hashed")]
 )
 def test_a_failing_key_makes_every_member_distinct(key):
-    class Careless(PerNode):
-        name = "careless"
+    class WithoutKey(PerNode):
+        name = "without-key"
 
         def refuse(self, member, node, used):
-            return "not for the bad" if member.job.name == "bad" else None
+            return "not for bad jobs" if member.job.name == "bad" else None
 
-    careless = Careless()
-    careless.key = key
-    plan = _submit(_controller(careless)).plan
+    plugin = WithoutKey()
+    plugin.key = key
+    plan = _submit(_controller(plugin)).plan
     assert {bind.job for bind in plan.binds} == {1, 3}
 
 
@@ -293,14 +297,14 @@ def test_reserve_is_undone_by_a_later_refusal_and_after_a_trial():
 
 
 def test_post_filter_is_called_after_a_refusal():
-    class Hopeful:
-        name = "hopeful"
-        asked: list[int] = []
+    class Recorder:
+        name = "recorder"
+        called: list[int] = []
 
         def post_filter(self, gang, view):
-            self.asked.append(gang.id)
+            self.called.append(gang.id)
 
-    hopeful = Hopeful()
-    controller = _controller(hopeful)
+    recorder = Recorder()
+    controller = _controller(recorder)
     controller.step(NOW_MS, [JobSubmitted(a_job(1)), JobSubmitted(a_job(2, cpu="99"))])
-    assert hopeful.asked == [2]
+    assert recorder.called == [2]

@@ -31,12 +31,12 @@ GPU = '[scheduling.profiles.gpu]\nqueue = "fair"\n'
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "expected"),
     [
         pytest.param("", "", [], id="nothing"),
-        pytest.param("", GPU, [("profiles.gpu.queue", None, "fair")], id="a new profile: what it says"),
-        pytest.param(GPU, "", [("profiles.gpu.queue", "fair", None)], id="a profile that is gone"),
-        pytest.param("", "[scheduling.profiles.x]", [("profiles.x", None, {})], id="a new profile that says nothing"),
+        pytest.param("", GPU, [("profiles.gpu.queue", None, "fair")], id="a new profile"),
+        pytest.param(GPU, "", [("profiles.gpu.queue", "fair", None)], id="a removed profile"),
+        pytest.param("", "[scheduling.profiles.x]", [("profiles.x", None, {})], id="a new empty profile"),
         pytest.param(
             GPU,
             GPU.replace("fair", "fifo"),
@@ -52,8 +52,8 @@ GPU = '[scheduling.profiles.gpu]\nqueue = "fair"\n'
         pytest.param("", "[scheduling]\nmax_losses = 9", [("max_losses", 3, 9)], id="a plain number"),
     ],
 )
-def test_differences_between_two_configurations_are_listed(before: str, after: str, told: list[object]) -> None:
-    assert changes(before, after) == told
+def test_differences_between_two_configurations_are_listed(before: str, after: str, expected: list[object]) -> None:
+    assert changes(before, after) == expected
 
 
 def test_settings_outside_scheduling_need_a_restart() -> None:
@@ -80,10 +80,10 @@ def numbered(number: int, restores: int = 0) -> ConfigVersion:
             [numbered(1), numbered(2), numbered(3), numbered(4, restores=2)], 1, id="undone twice: one further"
         ),
         pytest.param([numbered(1), numbered(2), numbered(3, restores=1)], None, id="all undone"),
-        pytest.param([numbered(1), numbered(2), numbered(3, restores=1), numbered(4)], 2, id="set anew after an undo"),
+        pytest.param([numbered(1), numbered(2), numbered(3, restores=1), numbered(4)], 2, id="set again after an undo"),
     ],
 )
-def test_undo_goes_back_by_one_each_time(history: list[ConfigVersion], back_to: int | None) -> None:
+def test_undo_restores_the_version_before_each_time(history: list[ConfigVersion], back_to: int | None) -> None:
     found = version_to_restore(tuple(history))
     assert (found.number if found else None) == back_to
 
@@ -109,11 +109,11 @@ profile = "plain"
 [scheduling.breaker]
 rounds = 3
 """
-    given = config(text).scheduling
-    again, whole = parse_config(*read_body(as_toml(given).encode(), "application/toml"))
-    assert whole
-    assert again.scheduling == given
-    assert config_fingerprint(again.scheduling) == config_fingerprint(given)
+    original = config(text).scheduling
+    reread, full = parse_config(*read_body(as_toml(original).encode(), "application/toml"))
+    assert full
+    assert reread.scheduling == original
+    assert config_fingerprint(reread.scheduling) == config_fingerprint(original)
     assert parse_config(*read_body(as_toml(SchedulingConfig()).encode(), "application/toml"))[0] == Config()
 
 

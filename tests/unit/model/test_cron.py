@@ -1,4 +1,4 @@
-"""Schedules: what the fields mean, and what happens when clocks are put forward and back."""
+"""Cron schedules: the meaning of the fields, and changes of daylight saving time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_schedule_is_due_when_all_its_fields_match(schedule: str, after: str, 
 
 
 @pytest.mark.parametrize(
-    ("schedule", "says"),
+    ("schedule", "message"),
     [
         ("", "0 fields"), ("* * * *", "4 fields"), ("* * * * * *", "6 fields"), ("60 * * * *", "minute"),
         ("* 24 * * *", "hour"), ("* * 0 * *", "day-of-month"), ("* * * 13 *", "month"), ("* * * * 8", "week"),
@@ -63,8 +63,8 @@ def test_a_schedule_is_due_when_all_its_fields_match(schedule: str, after: str, 
         ("1" * 5000 + " * * * *", "too large"), ("@often", "fields"),
     ],
 )  # fmt: skip
-def test_an_invalid_schedule_is_refused_with_its_field(schedule: str, says: str):
-    with pytest.raises(InvalidInput, match=says):
+def test_an_invalid_schedule_is_refused_with_its_field(schedule: str, message: str):
+    with pytest.raises(InvalidInput, match=message):
         parse_cron(schedule)
 
 
@@ -90,21 +90,21 @@ def test_several_times_in_one_gap_are_due_once():
     ]  # fmt: skip
 
 
-def test_a_time_that_comes_twice_is_due_the_first_time_only():
+def test_a_repeated_time_is_due_the_first_time_only():
     assert following("30 2 * * *", "2026-10-24T12:00Z", "Europe/Madrid", 2) == [
         "2026-10-25T00:30Z",
         "2026-10-26T01:30Z",
     ]
 
 
-def test_every_half_hour_goes_on_through_the_hour_that_comes_twice():
+def test_every_half_hour_is_due_through_the_repeated_hour():
     assert following("*/30 * * * *", "2026-10-24T23:30Z", "Europe/Madrid", 6) == [
         "2026-10-25T00:00Z", "2026-10-25T00:30Z", "2026-10-25T01:00Z", "2026-10-25T01:30Z", "2026-10-25T02:00Z",
         "2026-10-25T02:30Z",
     ]  # fmt: skip
 
 
-def test_every_half_hour_leaves_out_nothing_and_doubles_nothing_at_a_gap():
+def test_every_half_hour_is_due_without_omission_or_duplicate_at_a_gap():
     assert following("*/30 * * * *", "2026-03-29T00:00Z", "Europe/Madrid", 4) == [
         "2026-03-29T00:30Z", "2026-03-29T01:00Z", "2026-03-29T01:30Z", "2026-03-29T02:00Z",
     ]  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_schedule_has_no_due_times_after_the_last_year_of_the_calendar():
     assert parse_cron("0 0 29 2 *").next_ms(253_299_000_000_000) == 0
 
 
-def test_clocks_that_move_by_half_an_hour_at_two_or_at_midnight_are_no_exception():
+def test_gaps_of_half_an_hour_and_at_midnight_are_handled():
     # Lord Howe: forward by 30 minutes on 2026-10-04 at 02:00 (15:30Z the day before).
     assert following("15 2 4 10 *", "2026-10-01T00:00Z", "Australia/Lord_Howe") == ["2026-10-03T15:30Z"]
     # Cairo: forward on 2026-04-24 at 00:00 local (2026-04-23T22:00Z).
@@ -133,7 +133,7 @@ def test_clocks_that_move_by_half_an_hour_at_two_or_at_midnight_are_no_exception
     st.integers(0, 366 * 3),
 )
 def test_a_daily_time_comes_once_on_every_day_of_the_calendar(zone: str, hour: int, minute: int, day: int):
-    """Against a plain look at the calendar: each local day has exactly one due time, on that day."""
+    """Against the calendar: each local day has exactly one due time, on that day."""
     cron, tz = parse_cron(f"{minute} {hour} * * *", zone), ZoneInfo(zone)
     start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day)
     first = datetime.fromtimestamp(cron.next_ms(round(start.timestamp() * 1000)) / 1000, tz)

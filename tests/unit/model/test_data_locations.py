@@ -26,10 +26,10 @@ def test_locations_below_an_allowed_one_are_allowed(what: str) -> None:
      "http://127.1:8080/x", "http://[::ffff:127.0.0.1]:8080/x", "http://2130706433:8080/x"],
 )  # fmt: skip
 def test_similar_looking_locations_are_refused_with_the_setting_to_change(what: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as refusal:
         ALLOWED.check([what])
-    assert refused.value.code == "DATA_NOT_ALLOWED"
-    assert "[scheduling.data]" in refused.value.hint
+    assert refusal.value.code == "DATA_NOT_ALLOWED"
+    assert "[scheduling.data]" in refusal.value.hint
 
 
 @pytest.mark.parametrize(

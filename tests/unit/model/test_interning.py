@@ -17,12 +17,12 @@ from hodei.plugins.registry import build_profile
 from hodei.store.sqlite import SqliteStore
 
 
-def _read_anew(spec):
+def _round_trip(spec):
     return msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec)
 
 
 def _a_spec(name="it", **fields):
-    return _read_anew(a_job_spec(name, labels={"team": "a"}, **fields))
+    return _round_trip(a_job_spec(name, labels={"team": "a"}, **fields))
 
 
 def test_equal_specs_become_one_object():
@@ -103,7 +103,7 @@ def test_jobs_read_from_the_store_share_like_submitted_ones(tmp_path):
 
 @pytest.mark.parametrize("kind", [Job, JobSpec, TaskSpec, Gang, Member, ArrayElement])
 def test_pending_gangs_are_not_tracked_by_the_garbage_collector(kind):
-    """Values that refer to nothing that refers back; a full collection over 100,000 jobs took half a second."""
+    """These values have no reference cycles, and a full collection over 100,000 jobs took half a second."""
     assert not kind.__struct_config__.gc
     assert not gc.is_tracked(a_job(1))
     assert not gc.is_tracked(gang_of(1, _a_spec(), 0))

@@ -32,7 +32,7 @@ TAINT = Taint("dedicated", "team", "NoSchedule")
 @pytest.mark.parametrize(
     ("toleration", "tolerates"),
     [
-        pytest.param(Toleration("dedicated", "Equal", "team", "NoSchedule"), True, id="the same in all"),
+        pytest.param(Toleration("dedicated", "Equal", "team", "NoSchedule"), True, id="equal"),
         pytest.param(Toleration("dedicated", "Equal", "team"), True, id="no effect means every effect"),
         pytest.param(Toleration("dedicated", "Equal", "other"), False, id="another value"),
         pytest.param(Toleration("dedicated", "Equal"), False, id="the empty value is a value"),
@@ -54,15 +54,15 @@ def test_overrides_apply_on_top_of_what_the_backend_reports():
     overrides = NodeOverrides(
         "n1", True, labels={"disk": "ssd"}, removed_labels=("old",), taints=(Taint("new"),), removed_taints=(TAINT,)
     )
-    seen = overrides.apply_to(node)
-    assert seen.cordoned
-    assert seen.labels == {"disk": "ssd"}
-    assert seen.taints == (Taint("spot"), Taint("new"))
+    overridden = overrides.apply_to(node)
+    assert overridden.cordoned
+    assert overridden.labels == {"disk": "ssd"}
+    assert overridden.taints == (Taint("spot"), Taint("new"))
 
 
 def test_an_overridden_taint_replaces_one_with_the_same_key_and_effect():
-    seen = NodeOverrides("n1", taints=(Taint("dedicated", "others"),)).apply_to(a_node(taints=(TAINT,)))
-    assert seen.taints == (Taint("dedicated", "others"),)
+    overridden = NodeOverrides("n1", taints=(Taint("dedicated", "others"),)).apply_to(a_node(taints=(TAINT,)))
+    assert overridden.taints == (Taint("dedicated", "others"),)
 
 
 def test_empty_overrides_change_nothing():
@@ -108,18 +108,18 @@ def test_a_run_makes_only_the_transitions_of_its_table(state):
                 advance_run(state, to)
 
 
-def test_an_ended_run_is_ended_and_an_ended_job_can_only_be_queued_again():
+def test_an_ended_run_is_final_and_an_ended_job_can_only_be_requeued():
     assert {"succeeded", "failed", "stopped", "lost"} == RUN_ENDED
     assert {"succeeded", "failed", "cancelled"} == JOB_ENDED
     assert all(JOB_TRANSITIONS[state] == {"pending"} for state in JOB_ENDED)
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("memroy", " (did you mean 'memory'?)"), ("zzz", ""), ("x" * 10_000_000, "")],
-    ids=["a slip", "nothing near", "ten million letters"],
+    ("word", "suggestion"), [("memroy", " (did you mean 'memory'?)"), ("zzz", ""), ("x" * 10_000_000, "")],
+    ids=["a typo", "nothing similar", "ten million letters"],
 )  # fmt: skip
-def test_a_similar_word_is_suggested(word, said):
-    assert did_you_mean(word, ["memory", "cpu"]) == said
+def test_a_similar_word_is_suggested(word, suggestion):
+    assert did_you_mean(word, ["memory", "cpu"]) == suggestion
 
 
 def test_job_specs_are_built_by_keyword():

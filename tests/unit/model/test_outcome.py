@@ -28,8 +28,8 @@ def test_no_code_belongs_to_two_classes():
 
 def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
     assert get_args(FailureClass) == FAILURE_CLASSES
-    (of_the_file,) = get_args(get_args(RetryOnKey)[0])
-    assert get_args(of_the_file) == FAILURE_CLASSES
+    (key_type,) = get_args(get_args(RetryOnKey)[0])
+    assert get_args(key_type) == FAILURE_CLASSES
     assert {*RETRYABLE_CLASSES, "preempted", "idle"} == set(FAILURE_CLASSES)
 
 
@@ -38,14 +38,14 @@ def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
     [
         pytest.param("", "EXIT_CODE", "job_error", id="its own exit code"),
         pytest.param("killed", "EXIT_CODE", "job_error", id="ended by a signal"),
-        pytest.param("something new", "EXIT_CODE", "job_error", id="a word that nobody knows"),
+        pytest.param("something new", "EXIT_CODE", "job_error", id="an unknown code"),
         pytest.param("lost", "LOST", "node_lost", id="lost"),
-        pytest.param("oom", "OUT_OF_MEMORY", "out_of_memory", id="too large"),
-        pytest.param("timeout", "TIMEOUT", "timeout", id="too long"),
-        pytest.param("error", "RUN_ERROR", "backend_error", id="could not be run"),
-        pytest.param("start_failed", "START_FAILED", "backend_error", id="could not be started"),
-        pytest.param("permanent", "BACKEND_REFUSED", "backend_error", id="refused for ever"),
-        pytest.param("unhealthy", "UNHEALTHY", "unhealthy", id="not well"),
+        pytest.param("oom", "OUT_OF_MEMORY", "out_of_memory", id="out of memory"),
+        pytest.param("timeout", "TIMEOUT", "timeout", id="timeout"),
+        pytest.param("error", "RUN_ERROR", "backend_error", id="not executable"),
+        pytest.param("start_failed", "START_FAILED", "backend_error", id="not started"),
+        pytest.param("permanent", "BACKEND_REFUSED", "backend_error", id="permanently refused"),
+        pytest.param("unhealthy", "UNHEALTHY", "unhealthy", id="unhealthy"),
         pytest.param("idle", "IDLE_TIMEOUT", "idle", id="idle"),
     ],
 )

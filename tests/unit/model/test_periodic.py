@@ -16,23 +16,23 @@ def every_five_minutes(**fields) -> Periodic:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "missed", "run", "left_out"),
+    ("minutes", "missed", "run", "dropped"),
     [
         pytest.param(4, "skip", [], 0, id="nothing yet"),
         pytest.param(5, "skip", [5], 0, id="on time"),
         pytest.param(5.9, "skip", [5], 0, id="within the minute"),
-        pytest.param(23, "skip", [], 4, id="four missed and left out"),
+        pytest.param(23, "skip", [], 4, id="four missed and dropped"),
         pytest.param(25, "skip", [25], 4, id="four missed, and one on time"),
-        pytest.param(23, "run_once", [20], 3, id="the latest makes up for all"),
-        pytest.param(25, "run_once", [25], 4, id="the one that is due makes up for all"),
+        pytest.param(23, "run_once", [20], 3, id="the latest replaces all"),
+        pytest.param(25, "run_once", [25], 4, id="the one that is due replaces all"),
         pytest.param(23, "run_all", [10, 15, 20], 1, id="all, but no more than the limit"),
         pytest.param(25, "run_all", [10, 15, 20, 25], 1, id="all, and the one that is due"),
     ],
 )
-def test_missed_times_are_handled_by_the_policy(minutes: float, missed, run: list[int], left_out: int):
+def test_missed_times_are_handled_by_the_policy(minutes: float, missed, run: list[int], dropped: int):
     found = due(every_five_minutes(missed=missed, missed_limit=3), START + round(minutes * MINUTE))
     assert [(at - START) // MINUTE for at in found.run] == run
-    assert found.dropped == left_out
+    assert found.dropped == dropped
     assert found.handled_ms == START + int(minutes // 5) * 5 * MINUTE
 
 
@@ -52,8 +52,8 @@ def test_years_of_minutes_are_handled_quickly():
 
 def test_a_job_carries_its_periodic_job_and_due_time():
     spec = a_job_spec("job", tasks=(a_task(env={"A": "1"}),), labels={"team": "x"}, deadline_ms=60_000)
-    made = job_due_at(Periodic("tick", "@hourly", spec), START)
-    assert made.tasks[0].env == {"A": "1", "HODEI_DUE_TIME": "2026-01-01T00:00:00Z"}
-    assert made.labels == {"team": "x", "hodei/periodic": "tick"}
-    assert made.annotations == {"hodei/due-time": "2026-01-01T00:00:00Z"}
-    assert made.deadline_ms == START + 60_000
+    job = job_due_at(Periodic("tick", "@hourly", spec), START)
+    assert job.tasks[0].env == {"A": "1", "HODEI_DUE_TIME": "2026-01-01T00:00:00Z"}
+    assert job.labels == {"team": "x", "hodei/periodic": "tick"}
+    assert job.annotations == {"hodei/due-time": "2026-01-01T00:00:00Z"}
+    assert job.deadline_ms == START + 60_000

@@ -14,16 +14,16 @@ FULL = {"cpu": 1000, "memory": 2**30}
     ("request_", "limits", "expected"),
     [
         pytest.param(FULL, FULL, "guaranteed", id="limits equal to requests"),
-        pytest.param({}, FULL, "guaranteed", id="a limit without a request is one"),
+        pytest.param({}, FULL, "guaranteed", id="a limit without a request is also the request"),
         pytest.param(FULL | {"gpu": 1000}, FULL, "guaranteed", id="only cpu and memory matter"),
         pytest.param(FULL, {}, "burstable", id="no limits"),
         pytest.param(FULL, {"memory": 2**30}, "burstable", id="a limit for one of them"),
         pytest.param(FULL, {"cpu": 2000, "memory": 2**30}, "burstable", id="a limit above its request"),
-        pytest.param({"cpu": 0, "memory": 2**30}, FULL, "burstable", id="a request of nothing below a limit"),
+        pytest.param({"cpu": 0, "memory": 2**30}, FULL, "burstable", id="a request of zero below a limit"),
         pytest.param({}, {"cpu": 1000}, "burstable", id="one limit and nothing else"),
-        pytest.param({"cpu": 1}, {}, "burstable", id="a little of one"),
+        pytest.param({"cpu": 1}, {}, "burstable", id="a small request of one"),
         pytest.param({}, {}, "best-effort", id="nothing"),
-        pytest.param({"cpu": 0, "memory": 0}, {"cpu": 0}, "best-effort", id="zeros are nothing"),
+        pytest.param({"cpu": 0, "memory": 0}, {"cpu": 0}, "best-effort", id="zeros count as nothing"),
         pytest.param({"cpu": 0, "gpu": 1000}, {"gpu": 1000}, "best-effort", id="other resources make no difference"),
     ],
 )
@@ -34,9 +34,9 @@ def test_the_class_of_a_task(request_, limits, expected):
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        pytest.param({}, "burstable", id="nothing said: the defaults are its requests"),
-        pytest.param({"cpu": 0, "memory": 0}, "best-effort", id="zero said"),
-        pytest.param({"limits": {"cpu": 1, "memory": "1Gi"}}, "guaranteed", id="only limits said"),
+        pytest.param({}, "burstable", id="nothing given: the defaults are its requests"),
+        pytest.param({"cpu": 0, "memory": 0}, "best-effort", id="zero given"),
+        pytest.param({"limits": {"cpu": 1, "memory": "1Gi"}}, "guaranteed", id="only limits given"),
         pytest.param({"limits": {"memory": "1Gi"}}, "burstable", id="the default of the other has no limit"),
     ],
 )
@@ -45,10 +45,10 @@ def test_the_class_of_a_job_file(document, expected):
 
 
 def test_a_job_has_the_lowest_class_of_its_tasks():
-    good, middling, poor = TaskSpec("a", limits=FULL), TaskSpec("b", request=FULL), TaskSpec("c")
-    assert job_qos(JobSpec(name="j", tasks=(good, good))) == "guaranteed"
-    assert job_qos(JobSpec(name="j", tasks=(good, middling))) == "burstable"
-    assert job_qos(JobSpec(name="j", tasks=(middling, poor, good))) == "best-effort"
+    guaranteed, burstable, best_effort = TaskSpec("a", limits=FULL), TaskSpec("b", request=FULL), TaskSpec("c")
+    assert job_qos(JobSpec(name="j", tasks=(guaranteed, guaranteed))) == "guaranteed"
+    assert job_qos(JobSpec(name="j", tasks=(guaranteed, burstable))) == "burstable"
+    assert job_qos(JobSpec(name="j", tasks=(burstable, best_effort, guaranteed))) == "best-effort"
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_the_oom_score_is_that_of_the_kubelet(request_, limits, expected):
 @pytest.mark.parametrize(
     ("request_", "limits", "expected"),
     [
-        pytest.param({"cpu": 1500}, {}, 1536, id="by what it asks for"),
-        pytest.param({}, {"cpu": 1000}, 1024, id="a limit without a request is one"),
-        pytest.param({}, {}, 2, id="best-effort yields to all"),
-        pytest.param({"cpu": 10_000_000}, {}, 262_144, id="no more than there is"),
+        pytest.param({"cpu": 1500}, {}, 1536, id="by the request"),
+        pytest.param({}, {"cpu": 1000}, 1024, id="a limit without a request is also the request"),
+        pytest.param({}, {}, 2, id="the minimum for best-effort"),
+        pytest.param({"cpu": 10_000_000}, {}, 262_144, id="at most the maximum"),
     ],
 )
 def test_cpu_shares_follow_the_request(request_, limits, expected):

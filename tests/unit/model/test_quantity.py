@@ -37,7 +37,7 @@ from hodei.model.resources import (
         pytest.param("1.5Gi", 1, 1536 * 2**20, id="a fraction of a binary unit"),
         pytest.param("0.5", 1, 1, id="half a byte is a whole byte"),
         pytest.param("1500m", 1, 2, id="one and a half bytes are two"),
-        pytest.param("1n", 1, 1, id="the least there is counts as one"),
+        pytest.param("1n", 1, 1, id="the smallest unit counts as one"),
         pytest.param("0", 1, 0, id="nothing"),
         pytest.param("+3", 1, 3, id="with a plus"),
         pytest.param(" 4 ", 1, 4, id="with blanks around it"),
@@ -48,7 +48,7 @@ def test_a_quantity_is_read_exactly_and_rounded_up(text, scale, amount):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         pytest.param("-1", "negative", id="negative"),
         pytest.param("nan", "not an amount", id="not a number"),
@@ -65,8 +65,8 @@ def test_a_quantity_is_read_exactly_and_rounded_up(text, scale, amount):
         pytest.param("1gi", "not a quantity", id="a suffix in the wrong case"),
     ],
 )
-def test_what_is_not_a_quantity_is_refused_with_a_hint(text, words):
-    with pytest.raises(InvalidInput, match=words) as error:
+def test_an_invalid_quantity_is_refused_with_a_hint(text, message):
+    with pytest.raises(InvalidInput, match=message) as error:
         parse_quantity(text)
     assert error.value.hint
     assert len(error.value.message) < 100
@@ -130,7 +130,7 @@ def test_a_duration_is_read_in_milliseconds(text, ms):
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5", "5 parsecs", "1h and a bit", "nan", "1e5", "200 y", "99999999d", "9" * 400]
 )
-def test_what_is_not_a_duration_is_refused_with_a_hint(text):
+def test_an_invalid_duration_is_refused_with_a_hint(text):
     with pytest.raises(InvalidInput) as error:
         parse_duration_ms(text)
     assert error.value.hint

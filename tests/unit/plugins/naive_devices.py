@@ -16,12 +16,12 @@ class Host:
         self.held: list[tuple[dict[str, int], Grant | None]] = []
 
     def free_amount(self, resource: str) -> int:
-        promised = self.node.capacity.get(resource, 0) * self.node.overcommit_percent.get(resource, 100) // 100
-        return promised - sum(request.get(resource, 0) for request, _ in self.held)
+        allocatable = self.node.capacity.get(resource, 0) * self.node.overcommit_percent.get(resource, 100) // 100
+        return allocatable - sum(request.get(resource, 0) for request, _ in self.held)
 
     def free_cores(self) -> list[set[int]]:
-        gone = {cpu for _, grant in self.held if grant for cpu in grant.cpus}
-        return [set(socket.cpus) - gone for socket in self.node.sockets]
+        held = {cpu for _, grant in self.held if grant for cpu in grant.cpus}
+        return [set(socket.cpus) - held for socket in self.node.sockets]
 
     def free_gpus(self) -> dict[int, int]:
         amount, percent = self.node.capacity.get("gpu", 0), self.node.overcommit_percent.get("gpu", 100)
@@ -43,7 +43,7 @@ class Host:
 
 
 def gpus_fit(free: dict[int, int], amount: int) -> bool:
-    """Some of the GPUs taken whole, and one more that has room for the rest."""
+    """Some whole GPUs, and one more where the rest fits."""
     whole, part = divmod(amount, 1000)
     idle = [gpu for gpu, left in free.items() if left >= 1000]
     for chosen in combinations(idle, whole):
@@ -53,7 +53,7 @@ def gpus_fit(free: dict[int, int], amount: int) -> bool:
 
 
 def refusals(task: TaskSpec, host: Host) -> set[tuple[str, bool]]:
-    """The codes that this node gets, each with whether stopping other work could help: if it would do when empty."""
+    """The codes for this node, each with whether preemption could help: whether it would fit on the idle node."""
     empty = host.empty()
     gpus_when_empty = gpus_fit(empty.free_gpus(), task.request.get("gpu", 0))
     helps = {"GPU_FRAGMENTED": gpus_when_empty, "NO_TOPOLOGY": False}
@@ -74,9 +74,9 @@ def _codes(task: TaskSpec, host: Host) -> set[str]:
     if len(set().union(*sockets)) < cores:
         return out | {"NO_FREE_CORES"}
     if task.binding == "numa":
-        roomy = [number for number, free in enumerate(sockets) if len(free) >= cores]
-        together = [number for number in roomy if amount == 0 or gpus_fit(_gpus_of(host, number), amount)]
-        if not roomy or (enough_gpus and not together):
+        large_enough = [number for number, free in enumerate(sockets) if len(free) >= cores]
+        together = [number for number in large_enough if amount == 0 or gpus_fit(_gpus_of(host, number), amount)]
+        if not large_enough or (enough_gpus and not together):
             out.add("NOT_IN_ONE_SOCKET")
     return out
 
@@ -86,7 +86,7 @@ def _gpus_of(host: Host, socket: int) -> dict[int, int]:
 
 
 def possible(task: TaskSpec, host: Host) -> bool:
-    """Whether there are parts for it, whatever the plain amounts say."""
+    """Whether its devices are free, regardless of plain amounts."""
     amount, cores = task.request.get("gpu", 0), -(-task.request.get("cpu", 0) // 1000)
     if not task.binding:
         return gpus_fit(host.free_gpus(), amount)

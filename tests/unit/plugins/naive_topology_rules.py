@@ -21,7 +21,7 @@ class Cluster(Struct):
     projects: dict[str, Labels]
 
 
-def means(term: JobTerm, owner: Member, other: Member, cluster: Cluster) -> bool:
+def selects(term: JobTerm, owner: Member, other: Member, cluster: Cluster) -> bool:
     return term.matches(owner.job.project, other.job.labels, other.job.project, cluster.projects)
 
 
@@ -33,16 +33,16 @@ def refused_by_affinity(member: Member, node: Node, cluster: Cluster) -> bool:
     terms = member.task.job_affinity.required
     if any(domain_of(node, term.topology) is None for term in terms):
         return True
-    friends = [home for home, other in cluster.placed if all(means(term, member, other, cluster) for term in terms)]
-    if all(any(together(node, home, term.topology) for home in friends) for term in terms):
+    matching = [home for home, other in cluster.placed if all(selects(term, member, other, cluster) for term in terms)]
+    if all(any(together(node, home, term.topology) for home in matching) for term in terms):
         return False
-    nobody = not any(domain_of(home, term.topology) is not None for home in friends for term in terms)
-    return not (nobody and all(means(term, member, member, cluster) for term in terms))
+    none_placed = not any(domain_of(home, term.topology) is not None for home in matching for term in terms)
+    return not (none_placed and all(selects(term, member, member, cluster) for term in terms))
 
 
 def refused_by_anti_affinity(member: Member, node: Node, cluster: Cluster) -> bool:
     return any(
-        means(term, member, other, cluster) and together(node, home, term.topology)
+        selects(term, member, other, cluster) and together(node, home, term.topology)
         for term in member.task.job_anti_affinity.required
         for home, other in cluster.placed
     )
@@ -50,32 +50,32 @@ def refused_by_anti_affinity(member: Member, node: Node, cluster: Cluster) -> bo
 
 def refused_by_residents(member: Member, node: Node, cluster: Cluster) -> bool:
     return any(
-        means(term, other, member, cluster) and together(node, home, term.topology)
+        selects(term, other, member, cluster) and together(node, home, term.topology)
         for home, other in cluster.placed
         for term in other.task.job_anti_affinity.required
     )
 
 
-def pull(member: Member, node: Node, cluster: Cluster, hard_weight: int) -> int:
+def attraction(member: Member, node: Node, cluster: Cluster, hard_weight: int) -> int:
     total = 0
     for home, other in cluster.placed:
-        for sign, wishes in (
+        for sign, preferences in (
             (1, member.task.job_affinity.preferred),
             (-1, member.task.job_anti_affinity.preferred),
         ):
             total += sum(
-                sign * wish.weight
-                for wish in wishes
-                if means(wish.term, member, other, cluster) and together(node, home, wish.term.topology)
+                sign * preference.weight
+                for preference in preferences
+                if selects(preference.term, member, other, cluster) and together(node, home, preference.term.topology)
             )
-        for sign, wishes in ((1, other.task.job_affinity.preferred), (-1, other.task.job_anti_affinity.preferred)):
+        for sign, preferences in ((1, other.task.job_affinity.preferred), (-1, other.task.job_anti_affinity.preferred)):
             total += sum(
-                sign * wish.weight
-                for wish in wishes
-                if means(wish.term, other, member, cluster) and together(node, home, wish.term.topology)
+                sign * preference.weight
+                for preference in preferences
+                if selects(preference.term, other, member, cluster) and together(node, home, preference.term.topology)
             )
         total += hard_weight * sum(
-            means(term, other, member, cluster) and together(node, home, term.topology)
+            selects(term, other, member, cluster) and together(node, home, term.topology)
             for term in other.task.job_affinity.required
         )
     return total
@@ -93,7 +93,7 @@ def counts(rule: SpreadRule, member: Member, node: Node) -> bool:
     return not rule.honour_taints or all(any(t.tolerates(taint) for t in task.tolerations) for taint in hard)
 
 
-def living_on(rule: SpreadRule, member: Member, node: Node, cluster: Cluster) -> int:
+def matching_on(rule: SpreadRule, member: Member, node: Node, cluster: Cluster) -> int:
     if not rule.selector:
         return 0
     return sum(
@@ -109,7 +109,7 @@ def by_domain(rule: SpreadRule, rules: list[SpreadRule], member: Member, cluster
     for node in cluster.nodes:
         if all(domain_of(node, one.topology) is not None for one in rules) and counts(rule, member, node):
             domain = str(domain_of(node, rule.topology))
-            out[domain] = out.get(domain, 0) + living_on(rule, member, node, cluster)
+            out[domain] = out.get(domain, 0) + matching_on(rule, member, node, cluster)
     return out
 
 
@@ -127,25 +127,25 @@ def refused_by_spread(member: Member, node: Node, cluster: Cluster) -> bool:
     return False
 
 
-def spread_points(member: Member, left: list[Node], cluster: Cluster) -> dict[str, int]:
-    """0 to 10,000 for each node that is left."""
+def spread_points(member: Member, remaining: list[Node], cluster: Cluster) -> dict[str, int]:
+    """0 to 10,000 for each remaining node."""
     rules = [rule for rule in member.task.spread if not rule.hard]
-    part = [node for node in left if all(domain_of(node, rule.topology) is not None for rule in rules)]
-    crowds: dict[str, int] = {}
+    part = [node for node in remaining if all(domain_of(node, rule.topology) is not None for rule in rules)]
+    weighted: dict[str, int] = {}
     for node in part:
         points = 0.0
         for rule in rules:
             if rule.topology in ("host", "kubernetes.io/hostname"):
-                size, held = len(part), living_on(rule, member, node, cluster)
+                size, held = len(part), matching_on(rule, member, node, cluster)
             else:
                 size = len({domain_of(other, rule.topology) for other in part})
                 held = by_domain(rule, rules, member, cluster).get(str(domain_of(node, rule.topology)), 0)
             points += held * math.log(size + 2) + (rule.max_skew - 1)
-        crowds[node.name] = math.floor(points + 0.5)
-    out = {node.name: 0 for node in left}
-    if crowds:
-        low, high = min(crowds.values()), max(crowds.values())
-        out |= {name: 10_000 * (high + low - crowd) // high if high else 10_000 for name, crowd in crowds.items()}
+        weighted[node.name] = math.floor(points + 0.5)
+    out = {node.name: 0 for node in remaining}
+    if weighted:
+        low, high = min(weighted.values()), max(weighted.values())
+        out |= {name: 10_000 * (high + low - value) // high if high else 10_000 for name, value in weighted.items()}
     return out
 
 

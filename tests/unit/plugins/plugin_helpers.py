@@ -25,12 +25,12 @@ def a_table(nodes: Sequence[Node], used: Mapping[str, Mapping[str, Any]] | None 
 
 
 def a_member(spec: JobSpec | None = None, **fields: Any) -> Member:
-    spec = spec or a_job_spec("asked", **fields)
+    spec = spec or a_job_spec("member", **fields)
     return Member(spec, spec.tasks[0])
 
 
 def refused(plugin: Any, member: Member, table: Table) -> dict[str, list[str]]:
-    """The nodes behind each "code: text"."""
+    """The refused nodes by "code: text"."""
     runner = Runner()
     out: dict[str, list[str]] = {}
     for mask, reason in runner.refusals(plugin, member, table.view(), VIEW):

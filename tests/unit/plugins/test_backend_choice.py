@@ -38,7 +38,7 @@ THREE = [a_node("a", backend="a"), a_node("b", backend="b"), a_node("c", backend
         pytest.param(BackendChoice(), None, id="no opinion"),
     ],
 )
-def test_wishes_about_backends_are_scores(choice, expected):
+def test_preferences_about_backends_are_scores(choice, expected):
     assert scores(Platform(), a_member(backend=choice), a_table(THREE)) == expected
 
 
@@ -113,8 +113,10 @@ def a_gang(*, waited_ms: int = 0, estimate_ms: int = HOUR_MS, **fields):
     return gang_of(1, a_job_spec(estimate_ms=estimate_ms, cpu="4", **fields), NOW_MS - waited_ms)
 
 
-def open_to(rule: SpillRule, gang, *, busy_ms: int = 0, forecasts=None, nodes=(HOME, CLOUD)) -> tuple[list[str], str]:
-    """On which nodes the gang may lie in the last of its ways, and what keeps it off others."""
+def allowed_nodes(
+    rule: SpillRule, gang, *, busy_ms: int = 0, forecasts=None, nodes=(HOME, CLOUD)
+) -> tuple[list[str], str]:
+    """The nodes of the last layout of the gang, and the reason against the others."""
     table = a_table(list(nodes))
     availability = AvailabilityProfile(table)
     if busy_ms:
@@ -128,50 +130,50 @@ def open_to(rule: SpillRule, gang, *, busy_ms: int = 0, forecasts=None, nodes=(H
 
 
 @pytest.mark.parametrize(
-    ("told", "spills"),
+    ("situation", "spills"),
     [
         pytest.param({}, False, id="home is free now"),
         pytest.param({"busy_ms": 30 * MINUTE_MS}, False, id="home is free at the bound"),
         pytest.param({"busy_ms": 30 * MINUTE_MS + 1}, True, id="home is free just after the bound"),
         pytest.param({"busy_ms": HOUR_MS, "forecasts": {1: NOW_MS + MINUTE_MS}}, False, id="the forecast knows better"),
-        pytest.param({"forecasts": {1: NOW_MS + HOUR_MS}}, True, id="others are before it in line"),
+        pytest.param({"forecasts": {1: NOW_MS + HOUR_MS}}, True, id="others are ahead in the queue"),
     ],
 )
-def test_a_job_spills_only_if_it_waits_longer_elsewhere_than_the_bound(told, spills):
-    rows, text = open_to(RULE, a_gang(), **told)
+def test_a_job_spills_only_if_it_waits_longer_elsewhere_than_the_bound(situation, spills):
+    rows, text = allowed_nodes(RULE, a_gang(), **situation)
     assert rows == (["cloud-1", "home-1"] if spills else ["home-1"])
     assert spills or "spills only if that exceeds 30m" in text
 
 
 def test_time_already_waited_counts():
-    assert open_to(RULE, a_gang(waited_ms=31 * MINUTE_MS))[0] == ["cloud-1", "home-1"]
-    assert open_to(RULE, a_gang(waited_ms=29 * MINUTE_MS))[0] == ["home-1"]
+    assert allowed_nodes(RULE, a_gang(waited_ms=31 * MINUTE_MS))[0] == ["cloud-1", "home-1"]
+    assert allowed_nodes(RULE, a_gang(waited_ms=29 * MINUTE_MS))[0] == ["home-1"]
 
 
 @pytest.mark.parametrize(
-    ("estimate_ms", "count", "spills", "words"),
+    ("estimate_ms", "count", "spills", "message"),
     [
-        pytest.param(2 * HOUR_MS, 1, True, "", id="as dear as it may be"),
-        pytest.param(2 * HOUR_MS + 1000, 1, False, "would cost 20.01, over 20.00", id="a little dearer"),
+        pytest.param(2 * HOUR_MS, 1, True, "", id="exactly the limit"),
+        pytest.param(2 * HOUR_MS + 1000, 1, False, "would cost 20.01, over 20.00", id="slightly above the limit"),
         pytest.param(HOUR_MS, 3, False, "would cost 30.00", id="three members cost three times as much"),
-        pytest.param(0, 1, False, "has no estimate", id="nobody knows what it costs"),
+        pytest.param(0, 1, False, "has no estimate", id="an unknown cost"),
     ],
 )
-def test_a_job_spills_only_within_its_cost_limit(estimate_ms, count, spills, words):
+def test_a_job_spills_only_within_its_cost_limit(estimate_ms, count, spills, message):
     gang = a_gang(waited_ms=HOUR_MS, estimate_ms=estimate_ms, count=count)
-    rows, text = open_to(RULE, gang)
+    rows, text = allowed_nodes(RULE, gang)
     assert ("cloud-1" in rows) == spills
-    assert words in text
+    assert message in text
 
 
 def test_a_job_restricted_to_the_overflow_backend_need_not_wait():
     gang = a_gang(backend=BackendChoice("specific", ("cloud",)))
-    assert "cloud-1" in open_to(RULE, gang)[0]
+    assert "cloud-1" in allowed_nodes(RULE, gang)[0]
 
 
 def test_a_job_that_never_fits_elsewhere_need_not_wait():
     gang = gang_of(1, a_job_spec(estimate_ms=HOUR_MS, cpu="64"), NOW_MS)
-    assert "cloud-1" in open_to(RULE, gang)[0]
+    assert "cloud-1" in allowed_nodes(RULE, gang)[0]
 
 
 def test_only_the_backends_in_from_determine_the_wait():
@@ -179,16 +181,16 @@ def test_only_the_backends_in_from_determine_the_wait():
     table = a_table([busy, other, CLOUD], {"home-1": {"cpu": "4"}})
     availability = AvailabilityProfile(table)
     availability.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, HOUR_MS)
-    for home, ways in (((), 1), (("home",), 2)):
+    for home, layouts in (((), 1), (("home",), 2)):
         rule = SpillRule("cloud", 30 * MINUTE_MS, None, home)
-        assert len(Spill([rule]).layouts(a_gang(), table, View(NOW_MS, availability)).options) == ways
+        assert len(Spill([rule]).layouts(a_gang(), table, View(NOW_MS, availability)).options) == layouts
 
 
 def test_without_nodes_to_spill_to_there_is_no_opinion():
     assert Spill([RULE]).layouts(a_gang(), a_table([HOME]), View(NOW_MS)) is None
 
 
-def test_rules_and_policies_of_the_configuration_become_plugins_and_cost_nothing_if_there_are_none():
+def test_rules_and_policies_become_plugins_only_if_they_are_configured():
     plain = build_profiles(SchedulingConfig())["default"]
     names = {plugin.name for plugin in (*plain.layouts, *plain.gang_plugins)}
     assert not names & {"spill", "data_rules", "cost_optimized"}
@@ -197,17 +199,17 @@ def test_rules_and_policies_of_the_configuration_become_plugins_and_cost_nothing
         spill=(SpillConfig("cloud", "30m", 20.0),),
         data_rules=(DataRuleConfig("D", ("eu",)),),
     )
-    made = build_profiles(config)["default"]
-    assert "spill" in {plugin.name for plugin in made.layouts}
+    configured = build_profiles(config)["default"]
+    assert "spill" in {plugin.name for plugin in configured.layouts}
 
 
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(SpillConfig("", "30m"), id="to nowhere"),
-        pytest.param(SpillConfig("cloud", home=("cloud",)), id="to where it is from"),
-        pytest.param(SpillConfig("cloud", max_cost=-1), id="for less than nothing"),
-        pytest.param(SpillConfig("cloud", "soon"), id="after no time that can be read"),
+        pytest.param(SpillConfig("", "30m"), id="no target"),
+        pytest.param(SpillConfig("cloud", home=("cloud",)), id="the target is also the source"),
+        pytest.param(SpillConfig("cloud", max_cost=-1), id="a negative cost"),
+        pytest.param(SpillConfig("cloud", "soon"), id="an invalid duration"),
     ],
 )
 def test_an_invalid_spill_rule_is_refused(rule):

@@ -1,4 +1,4 @@
-"""A backend that cannot do what a job asks for does not get the job, and the reason says what it cannot do."""
+"""A backend that lacks a capability does not get jobs that need it, and the reason names the capability."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodei.model.job import Checkpoint, GangRules, HealthCheck, Interactive
 from hodei.plugins.capabilities import Capabilities
 from unit.plugins.plugin_helpers import a_member, a_table, refused
 
-# One job for each need, which has no other need than that and those that follow from it.
+# One job for each need, without other needs than those that follow from it.
 JOBS: dict[str, dict[str, Any]] = {
     "images": {"image": "busybox"},
     "bare": {},
@@ -46,12 +46,12 @@ KINDS = {
 def test_there_is_a_job_for_every_need():
     assert JOBS.keys() == NEEDS.keys()
     for need, fields in JOBS.items():
-        assert need in needs_of(*_asked(fields))
+        assert need in needs_of(*_job_and_task(fields))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("need", NEEDS)
-def test_a_job_is_kept_off_a_backend_exactly_if_that_cannot_do_what_it_needs(kind: str, need: str):
+def test_a_node_is_refused_exactly_if_its_backend_lacks_a_needed_capability(kind: str, need: str):
     cannot = unmet_by(KINDS[kind])
     table = a_table([a_node("a", backend="able"), a_node("n", backend=kind, cannot=cannot)])
     member = a_member(**JOBS[need])
@@ -69,7 +69,7 @@ def test_what_each_kind_cannot_do():
         "local": {"images"},
         "docker": {"bare"},
         "slurm": {"images", "health_checks", "gpu_shares", "idle_timeouts"},
-        "instant": set(),  # a fake takes everything
+        "instant": set(),  # the fake can do everything
     }
     assert {"checkpoint_commands"} == set(unmet_by(KINDS["slurm-rest"])) - set(unmet_by(KINDS["slurm"]))
 
@@ -88,12 +88,12 @@ def test_droppable_needs_are_suggested():
     plugin = Capabilities()
     one = a_member(**JOBS["health_checks"])
     assert [change.text for change in plugin.suggest(one, table.view(), None)] == ["drop health"]
-    saving = a_member(**JOBS["checkpoint_commands"])
-    assert [change.text for change in plugin.suggest(saving, table.view(), None)] == ["drop checkpoint"]
+    with_command = a_member(**JOBS["checkpoint_commands"])
+    assert [change.text for change in plugin.suggest(with_command, table.view(), None)] == ["drop checkpoint"]
     both = a_member(a_job_spec("both", **JOBS["health_checks"], **JOBS["checkpoint"]))
     assert list(plugin.suggest(both, table.view(), None)) == []  # neither alone helps
 
 
-def _asked(fields: dict[str, Any]) -> tuple[Any, Any]:
+def _job_and_task(fields: dict[str, Any]) -> tuple[Any, Any]:
     member: Member = a_member(**fields)
     return member.job, member.task

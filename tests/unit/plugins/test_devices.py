@@ -34,11 +34,11 @@ def _table(*nodes, held=()):
 
 
 def _halves(name="n1"):
-    """Half of each of two GPUs is taken."""
+    """Half of each of two GPUs is in use."""
     return [(name, Grant((), ((gpu, 500),)), {"gpu": "0.5"}) for gpu in (0, 1)]
 
 
-def _said(member: Member, table) -> list[tuple[str, bool, list[str]]]:
+def _refusals(member: Member, table) -> list[tuple[str, bool, list[str]]]:
     pairs = Runner().refusals(Devices(), member, table.view(), VIEW)
     return [(r.code, r.evictable, [table.names[i] for i in np.flatnonzero(mask)]) for mask, r in pairs if mask.any()]
 
@@ -60,21 +60,21 @@ def test_missing_amounts_are_reported_by_fit():
 
 
 @pytest.mark.parametrize(
-    ("node", "asked", "evictable"),
+    ("node", "fields", "evictable"),
     [
         ({"gpu": "2"}, {"gpu": "1"}, True),
         ({"gpu": "2", "overcommit_percent": {"gpu": 75}}, {"gpu": "1"}, False),
     ],
-    ids=["whole when those who share it are gone", "never whole, as less is promised than there is"],
+    ids=["whole after preemption", "never whole, because less than the capacity is allocatable"],
 )
-def test_preemption_helps_only_if_the_idle_node_would_fit(node, asked, evictable):
+def test_preemption_helps_only_if_the_idle_node_would_fit(node, fields, evictable):
     table = _table(a_node("n1", **node), held=_halves()[:1] if not evictable else _halves())
-    [(code, helps, _)] = _said(a_member(**asked), table)
+    [(code, helps, _)] = _refusals(a_member(**fields), table)
     assert (code, helps) == ("GPU_FRAGMENTED", evictable)
 
 
 @pytest.mark.parametrize(
-    ("sockets", "asked", "held", "said"),
+    ("sockets", "fields", "held", "expected"),
     [
         ((), {"cpu": "1", "binding": "cores"}, (), ("NO_TOPOLOGY", False)),
         (SOCKETS, {"cpu": "3", "binding": "cores"}, ((0, 1),), ("NO_FREE_CORES", True)),
@@ -86,15 +86,15 @@ def test_preemption_helps_only_if_the_idle_node_would_fit(node, asked, evictable
         (SOCKETS, {"cpu": "3500m", "binding": "cores"}, (), None),
     ],
     ids=[
-        "nothing is known of its cores", "others hold them", "it never has so many", "each socket has one left",
-        "no socket is so large", "its GPUs lie in two sockets", "the other socket has all", "rounded up to all four",
+        "an unknown topology", "others hold them", "more than the node has", "one left in each socket",
+        "more than a socket has", "GPUs in two sockets", "the other socket has all", "rounded up to all four",
     ],
 )  # fmt: skip
-def test_cores_to_bind_to(sockets, asked, held, said):
+def test_bound_cores(sockets, fields, held, expected):
     taken = [("n1", Grant(cpus), {"cpu": str(len(cpus)), "binding": "cores"}) for cpus in held]
     table = _table(a_node("n1", 8, gpu="2", sockets=sockets), held=taken)
-    found = _said(a_member(**asked), table)
-    assert [(code, helps) for code, helps, _ in found] == ([] if said is None else [said])
+    found = _refusals(a_member(**fields), table)
+    assert [(code, helps) for code, helps, _ in found] == ([] if expected is None else [expected])
 
 
 def test_the_shortage_lists_the_free_pieces():
@@ -107,12 +107,12 @@ def test_the_shortage_lists_the_free_pieces():
     assert Devices().lacks(a_member(gpu="0.5"), table.view(slice(0, 1)), VIEW) == (0, "")
 
 
-def _repairs(member: Member, table) -> list[Change]:
+def _suggestions(member: Member, table) -> list[Change]:
     return list(Devices().suggest(member, table.view(), VIEW))
 
 
 @pytest.mark.parametrize(
-    ("asked", "change"),
+    ("fields", "change"),
     [
         ({"gpu": "0.9"}, "gpu 0.9 to 0.5"),
         ({"gpu": "1"}, "drop gpu 1"),
@@ -123,30 +123,30 @@ def _repairs(member: Member, table) -> list[Change]:
     ],
     ids=["a smaller share", "no whole GPU is left", "either of two", "fewer cores", "any cores"],
 )  # fmt: skip
-def test_smaller_requests_that_fit_are_suggested(asked, change):
+def test_smaller_requests_that_fit_are_suggested(fields, change):
     table = _table(a_node("n1", 8, gpu="2", sockets=SOCKETS), held=[*_halves(), ("n1", Grant((0,)), {"cpu": "1"})])
-    assert ", ".join(one.text for one in _repairs(a_member(**asked), table)) == change
+    assert ", ".join(one.text for one in _suggestions(a_member(**fields), table)) == change
 
 
-def _why(**asked):
+def _why(**fields):
     controller = Controller({"default": build_profile("default")})
     controller.step(NOW_MS, [NodeJoined(a_node("n1", 8, gpu="2", sockets=SOCKETS))])
     controller.step(NOW_MS, [JobSubmitted(a_job(i, gpu="0.6", cpu="100m")) for i in (1, 2)])
-    controller.step(NOW_MS, [JobSubmitted(a_job(9, **asked))])
+    controller.step(NOW_MS, [JobSubmitted(a_job(9, **fields))])
     return why(controller, 9, NOW_MS)
 
 
 def test_why_names_the_pieces_and_a_suggestion_that_was_tried():
-    told = _why(gpu="0.5", cpu="100m")
-    assert told.code == "GPU_FRAGMENTED"
-    assert [repair.change for repair in told.suggestions] == ["gpu 0.5 to 0.4"]
-    assert "0.4, 0.4; 0.5 requested" in told.nearest.text
+    explanation = _why(gpu="0.5", cpu="100m")
+    assert explanation.code == "GPU_FRAGMENTED"
+    assert [suggestion.change for suggestion in explanation.suggestions] == ["gpu 0.5 to 0.4"]
+    assert "0.4, 0.4; 0.5 requested" in explanation.nearest.text
 
 
 def test_why_names_the_binding_that_blocks():
-    told = _why(cpu="5", binding="cores")
-    assert told.code == "NO_FREE_CORES"
-    assert [repair.change for repair in told.suggestions] == ["cpu 5 to 4", "drop binding to cores"]
+    explanation = _why(cpu="5", binding="cores")
+    assert explanation.code == "NO_FREE_CORES"
+    assert [suggestion.change for suggestion in explanation.suggestions] == ["cpu 5 to 4", "drop binding to cores"]
 
 
 def test_a_job_for_a_whole_gpu_preempts_only_the_jobs_that_share_one():

@@ -24,11 +24,11 @@ from unit.plugins.plugin_helpers import VIEW
 CASES = int(os.environ.get("HODEI_CASES", "600"))
 
 
-def _node(dice: random.Random, number: int) -> Node:
-    cores, gpus = dice.choice([2, 4, 8]), dice.choice([0, 0, 1, 2, 4])
-    half = dice.randint(0, cores)
+def _node(rng: random.Random, number: int) -> Node:
+    cores, gpus = rng.choice([2, 4, 8]), rng.choice([0, 0, 1, 2, 4])
+    half = rng.randint(0, cores)
     first, second = tuple(range(gpus // 2)), tuple(range(gpus // 2, gpus))
-    sockets = dice.choice(
+    sockets = rng.choice(
         [
             (),
             (Socket(tuple(range(cores)), tuple(range(gpus))),),
@@ -36,85 +36,85 @@ def _node(dice: random.Random, number: int) -> Node:
             (Socket(tuple(range(half)), first), Socket(tuple(range(half, cores)))),
         ]
     )
-    amount = dice.choice([gpus, gpus, f"{gpus}.5"]) if gpus else ""
-    percent = dice.choice([{}, {}, {"gpu": 150}, {"gpu": 80, "cpu": 200}])
+    amount = rng.choice([gpus, gpus, f"{gpus}.5"]) if gpus else ""
+    percent = rng.choice([{}, {}, {"gpu": 150}, {"gpu": 80, "cpu": 200}])
     return a_node(f"n{number}", cores, "16Gi", gpu=amount, sockets=sockets, overcommit_percent=percent)
 
 
-def _member(dice: random.Random) -> Member:
+def _member(rng: random.Random) -> Member:
     spec = a_job_spec(
-        cpu=dice.choice(["0", "500m", "1", "1500m", "2", "3", "5"]),
-        gpu=dice.choice(["", "0.1", "0.3", "0.5", "0.7", "0.99", "1", "1.4", "2", "2.5", "3"]),
-        binding=dice.choice(["", "", "cores", "numa"]),
+        cpu=rng.choice(["0", "500m", "1", "1500m", "2", "3", "5"]),
+        gpu=rng.choice(["", "0.1", "0.3", "0.5", "0.7", "0.99", "1", "1.4", "2", "2.5", "3"]),
+        binding=rng.choice(["", "", "cores", "numa"]),
     )
     return Member(spec, spec.tasks[0])
 
 
-class _Story:
-    """A cluster to which things happen; the table is told by differences, the plain world as a whole."""
+class _RandomCluster:
+    """A cluster with random changes, applied to the table incrementally and to the reference as a whole."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = dice = random.Random(seed)
-        self.nodes = [_node(dice, number) for number in range(dice.randint(1, 5))]
+        self.rng = rng = random.Random(seed)
+        self.nodes = [_node(rng, number) for number in range(rng.randint(1, 5))]
         self.hosts = {node.name: naive.Host(node) for node in self.nodes}
         self.table = Table(self.nodes)
         self.table.settle()
         self.placed: list[tuple[str, Member, Grant | None]] = []
 
-    def go_on(self) -> None:
-        dice, table = self.dice, self.table
-        for _ in range(dice.randint(0, 6)):
-            if self.placed and dice.random() < 0.4:
-                name, member, grant = self.placed.pop(dice.randrange(len(self.placed)))
+    def change(self) -> None:
+        rng, table = self.rng, self.table
+        for _ in range(rng.randint(0, 6)):
+            if self.placed and rng.random() < 0.4:
+                name, member, grant = self.placed.pop(rng.randrange(len(self.placed)))
                 table.release(table.row[name], member.task.request, member, grant)
                 self.hosts[name].held.remove((member.task.request, grant))
                 continue
-            name, member = dice.choice(table.names), _member(dice)
+            name, member = rng.choice(table.names), _member(rng)
             host = self.hosts[name]
             enough = all(host.free_amount(resource) >= much for resource, much in member.task.request.items())
             if enough and naive.possible(member.task, host):
-                wanted = dice.choice([None, table.holds[table.row[name]].parts])
-                chosen = wanted.find(member.task, dice.randint(-1, 5)) if wanted is not None else None
+                slots = rng.choice([None, table.holds[table.row[name]].parts])
+                chosen = slots.find(member.task, rng.randint(-1, 5)) if slots is not None else None
                 grant = table.place(table.row[name], member.task.request, member, chosen)
                 host.held.append((member.task.request, grant))
                 self.placed.append((name, member, grant))
 
 
-def _stories(offset: int):
+def _random_clusters(offset: int):
     for seed in range(-(-CASES // 10)):
-        story = _Story(seed * 5 + offset)
+        cluster = _RandomCluster(seed * 5 + offset)
         for _ in range(10):
-            story.go_on()
-            yield story, _member(story.dice)
+            cluster.change()
+            yield cluster, _member(cluster.rng)
 
 
 def test_the_same_nodes_are_refused_for_the_same_reasons():
     plugin = Devices()
-    for story, member in _stories(1):
+    for cluster, member in _random_clusters(1):
         runner = Runner()
-        said: dict[str, set[tuple[str, bool]]] = {name: set() for name in story.table.names}
-        for mask, reason in runner.refusals(plugin, member, story.table.view(), VIEW):
+        reported: dict[str, set[tuple[str, bool]]] = {name: set() for name in cluster.table.names}
+        for mask, reason in runner.refusals(plugin, member, cluster.table.view(), VIEW):
             for row in mask.nonzero()[0]:
-                said[story.table.names[row]].add((reason.code, reason.evictable))
+                reported[cluster.table.names[row]].add((reason.code, reason.evictable))
         assert not runner.faults, runner.faults
-        assert said == {name: naive.refusals(member.task, host) for name, host in story.hosts.items()}
+        assert reported == {name: naive.refusals(member.task, host) for name, host in cluster.hosts.items()}
 
 
 def test_a_node_that_is_not_refused_grants_free_devices():
     plugin = Devices()
-    for story, member in _stories(2):
-        task, nodes = member.task, story.table.view()
+    for cluster, member in _random_clusters(2):
+        task, nodes = member.task, cluster.table.view()
         if not needs_devices(task):
             continue
         refused = Runner().refused(plugin, member, nodes, VIEW)
-        said_no = nodes.none() if refused is None else refused
-        for name, parts, no in zip(story.table.names, nodes.parts(), said_no.tolist(), strict=True):
-            host = story.hosts[name]
+        refused_rows = nodes.none() if refused is None else refused
+        for name, parts, is_refused in zip(cluster.table.names, nodes.parts(), refused_rows.tolist(), strict=True):
+            host = cluster.hosts[name]
             if task.binding and not host.node.sockets:
-                assert no
+                assert is_refused
             elif host.free_amount("gpu") >= task.request.get("gpu", 0):
-                grant = parts.find(task, story.dice.randint(-1, 4)) if parts is not None else None
-                assert (grant is None) == no
+                grant = parts.find(task, cluster.rng.randint(-1, 4)) if parts is not None else None
+                assert (grant is None) == is_refused
                 if grant is not None:
                     _check(grant, member, host)
 
@@ -134,13 +134,13 @@ def _check(grant: Grant, member: Member, host: naive.Host) -> None:
 
 
 def test_cached_answers_equal_fresh_ones():
-    profile, kept = build_profile("default", scores={"gpu_hodei": 1}), {}
-    for story, member in _stories(3):
-        table = story.table
+    profile, cached = build_profile("default", scores={"gpu_hodei": 1}), {}
+    for cluster, member in _random_clusters(3):
+        table = cluster.table
         gang = gang_of(1, member.job, 0)
         profile.admit(gang)
-        if id(table) not in kept:
-            kept = {id(table): (table, Rankings(table, Runner()))}
-        old = kept[id(table)][1].of(profile, member, gang.shapes[0], VIEW)
+        if id(table) not in cached:
+            cached = {id(table): (table, Rankings(table, Runner()))}
+        old = cached[id(table)][1].of(profile, member, gang.shapes[0], VIEW)
         new = Rankings(table, Runner()).of(profile, member, gang.shapes[0], VIEW)
         assert old.order().tolist() == new.order().tolist()

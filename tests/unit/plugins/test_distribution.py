@@ -16,22 +16,22 @@ from unit.plugins.gang_helpers import a_gang, an_engine, on_backends, options, p
 from unit.plugins.plugin_helpers import VIEW, a_member, a_table, refused
 
 THREE = {"east": "e1 e2", "north": "n1 n2", "west": "w1 w2"}
-DEAR = (
+COSTS = (
     TransferCost(("east", "north"), 100),
     TransferCost(("north", "west"), 10),
     TransferCost(("west", "east"), 1),
 )
 
 
-def a_spec(model, *tasks, costs=DEAR, hub="", **fields):
+def a_spec(model, *tasks, costs=COSTS, hub="", **fields):
     return a_job_spec(tasks=tasks, distribution=Distribution(model, hub, costs), **fields)
 
 
 def test_colocated_tasks_are_all_on_one_backend():
     engine = an_engine(on_backends(THREE), {"e1": 1, "n1": 1})
     gang = a_gang(engine, a_spec("colocated", a_task("a", count=4), a_task("b", count=4)))
-    where = placed(engine, gang)
-    assert {name[0] for names in where.values() for name in names} == {"w"}
+    nodes_by_task = placed(engine, gang)
+    assert {name[0] for names in nodes_by_task.values() for name in names} == {"w"}
 
 
 def test_the_tightest_backend_with_capacity_is_tried_first():
@@ -55,8 +55,8 @@ def test_the_backends_of_the_job_count_too():
 def test_a_gang_that_no_single_backend_can_hold_gets_that_reason():
     engine = an_engine(on_backends(THREE))
     gang = a_gang(engine, a_spec("colocated", a_task(count=9)))
-    said = "DISTRIBUTION: no single backend that all tasks allow has capacity for all of them"
-    assert placed(engine, gang) == said
+    reason = "DISTRIBUTION: no single backend that all tasks allow has capacity for all of them"
+    assert placed(engine, gang) == reason
 
 
 def test_members_that_join_a_colocated_gang_use_its_backend():
@@ -74,8 +74,8 @@ def test_members_that_join_a_colocated_gang_use_its_backend():
 
 def test_tasks_that_do_not_fit_together_use_the_two_backends_with_the_lowest_transfer_cost():
     engine = an_engine(on_backends(THREE))
-    where = placed(engine, a_gang(engine, a_spec("distributed", a_task("a", count=6), a_task("b", count=6))))
-    assert {task: {name[0] for name in names} for task, names in where.items()} == {"a": {"e"}, "b": {"w"}}
+    nodes_by_task = placed(engine, a_gang(engine, a_spec("distributed", a_task("a", count=6), a_task("b", count=6))))
+    assert {task: {name[0] for name in names} for task, names in nodes_by_task.items()} == {"a": {"e"}, "b": {"w"}}
 
 
 def test_one_backend_for_all_costs_nothing_and_comes_first():
@@ -89,39 +89,39 @@ def test_one_backend_for_all_costs_nothing_and_comes_first():
     ]  # fmt: skip
 
 
-def test_a_task_that_may_run_on_one_backend_only_draws_the_others_near():
+def test_other_tasks_are_placed_near_a_task_with_a_fixed_backend():
     engine = an_engine(on_backends(THREE), {"n1": 3, "n2": 4})
     spec = a_spec("distributed", a_task("store", backends=("north",)), a_task("work", count=4))
-    where = placed(engine, a_gang(engine, spec))
-    assert where["store"] == ["n1"]
-    assert {name[0] for name in where["work"]} == {"w"}
+    nodes_by_task = placed(engine, a_gang(engine, spec))
+    assert nodes_by_task["store"] == ["n1"]
+    assert {name[0] for name in nodes_by_task["work"]} == {"w"}
 
 
 def test_all_members_of_a_task_share_its_backend():
     engine = an_engine(on_backends(THREE))
     spec = a_spec("distributed", a_task("a", count=9), a_task("b"))
-    said = "DISTRIBUTION: no allowed choice of backends has capacity for every task"
-    assert placed(engine, a_gang(engine, spec)) == said
+    reason = "DISTRIBUTION: no allowed choice of backends has capacity for every task"
+    assert placed(engine, a_gang(engine, spec)) == reason
 
 
-def test_pairs_that_are_not_priced_cost_nothing_and_fewer_backends_come_first():
+def test_pairs_without_a_cost_are_free_and_fewer_backends_come_first():
     engine = an_engine(on_backends({"east": "e1", "west": "w1"}))
     found = options(engine, a_gang(engine, a_spec("distributed", a_task("a"), a_task("b"), costs=())))
     assert found == [["e1", "e1"], ["w1", "w1"], ["e1", "w1"], ["w1", "e1"]]
 
 
 def test_larger_tasks_weigh_more():
-    """Somebody must be away from `store`: rather the one with few members."""
+    """One task does not fit next to `store`: it is the one with fewer members."""
     engine = an_engine(on_backends({"east": "e1", "west": "w1"}, cpu=9))
     costs = (TransferCost(("east", "west"), 5),)
     tasks = (a_task("store", backends=("east",)), a_task("many", count=8), a_task("few", count=4))
-    where = placed(engine, a_gang(engine, a_spec("distributed", *tasks, costs=costs)))
-    assert {task: names[0][0] for task, names in where.items()} == {"store": "e", "many": "e", "few": "w"}
+    nodes_by_task = placed(engine, a_gang(engine, a_spec("distributed", *tasks, costs=costs)))
+    assert {task: names[0][0] for task, names in nodes_by_task.items()} == {"store": "e", "many": "e", "few": "w"}
 
 
-@pytest.mark.parametrize(("model", "where"), [("hub_and_spoke", "w"), ("distributed", "n")])
-def test_with_hub_and_spoke_only_transfers_to_the_hub_cost(model, where):
-    """West is nearer to the hub; north is where the other spoke is, and very far from west."""
+@pytest.mark.parametrize(("model", "backend"), [("hub_and_spoke", "w"), ("distributed", "n")])
+def test_with_hub_and_spoke_only_transfers_to_the_hub_cost(model, backend):
+    """West is nearer to the hub; the other spoke is in north, far from west."""
     engine = an_engine(on_backends(THREE), {"e1": 4, "e2": 3})
     costs = (
         TransferCost(("east", "north"), 5),
@@ -130,7 +130,7 @@ def test_with_hub_and_spoke_only_transfers_to_the_hub_cost(model, where):
     )
     tasks = (a_task("hub", backends=("east",)), a_task("fixed", backends=("north",)), a_task("free"))
     found = placed(engine, a_gang(engine, a_spec(model, *tasks, costs=costs, hub="hub")))
-    assert found["free"][0][0] == where
+    assert found["free"][0][0] == backend
 
 
 def test_members_that_join_prefer_the_backends_of_their_gang():
@@ -143,12 +143,12 @@ def test_members_that_join_prefer_the_backends_of_their_gang():
 @pytest.mark.parametrize("model", ["distributed", "hub_and_spoke"])
 @pytest.mark.parametrize("tasks", [2, 3, 4])
 def test_choices_come_in_order_of_cost_then_backends_then_names(model, tasks):
-    """Against the plain telling: every choice with its cost, sorted."""
+    """Against a reference: every choice with its cost, sorted."""
     engine = an_engine(on_backends(THREE, cpu=64))
     parts = [a_task(f"t{number}", count=number + 1) for number in range(tasks)]
     found = options(engine, a_gang(engine, a_spec(model, *parts, hub="t1")))
     backend = {" ".join(names): name for name, names in {n: v.split() for n, v in THREE.items()}.items()}
-    price = {frozenset(cost.between): cost.cost_milli for cost in DEAR}
+    price = {frozenset(cost.between): cost.cost_milli for cost in COSTS}
 
     def cost(choice):
         return sum(
@@ -174,8 +174,8 @@ def test_a_job_of_many_tasks_over_many_backends_has_a_bounded_number_of_choices(
 
 def test_other_backends_than_those_of_the_task_are_refused():
     table = a_table(on_backends(THREE))
-    said = "OTHER_BACKEND: not on a backend of the task: east or west"
-    assert refused(Platform(), a_member(backends=("east", "west")), table) == {said: ["n1", "n2"]}
+    reason = "OTHER_BACKEND: not on a backend of the task: east or west"
+    assert refused(Platform(), a_member(backends=("east", "west")), table) == {reason: ["n1", "n2"]}
 
 
 def test_both_the_job_and_the_task_must_allow_a_backend():
@@ -205,7 +205,7 @@ def test_keys_contain_what_the_choice_depends_on():
     members = [
         a_member(distribution=Distribution("colocated")),
         a_member(distribution=Distribution("distributed")),
-        a_member(distribution=Distribution("distributed", transfer_costs=DEAR)),
+        a_member(distribution=Distribution("distributed", transfer_costs=COSTS)),
         a_member(distribution=Distribution("distributed"), backends=("east",)),
         a_member(distribution=Distribution("hub_and_spoke", "main")),
         a_member(distribution=Distribution("hub_and_spoke", "other")),

@@ -50,14 +50,14 @@ def test_fit_says_what_the_nearest_node_lacks():
     table = a_table([a_node("n1", 4, "16Gi")], {"n1": {"cpu": "3"}})
     size, text = Fit().lacks(a_member(cpu="2500m"), table.view(slice(0, 1)), None)
     assert text == "lacks 1.5 cpu (1 of 4 free, 2.5 requested)"
-    assert size == 600  # thousandths of what was asked for
+    assert size == 600  # thousandths of the request
 
 
 def test_health_refuses_nodes_that_are_not_ready_with_the_reason():
     table = a_table(
         [
             a_node("down", ready=False, not_ready_reason="backend local is out of reach"),
-            a_node("kept", cordoned=True),
+            a_node("cordoned", cordoned=True),
             a_node("mute", ready=False),
             a_node("well"),
         ]
@@ -65,7 +65,7 @@ def test_health_refuses_nodes_that_are_not_ready_with_the_reason():
     assert refused(Health(), a_member(), table) == {
         "NODE_NOT_READY: not ready: backend local is out of reach": ["down"],
         "NODE_NOT_READY: not ready": ["mute"],
-        "NODE_CORDONED: cordoned": ["kept"],
+        "NODE_CORDONED: cordoned": ["cordoned"],
     }
 
 
@@ -77,21 +77,21 @@ def test_health_reports_both_not_ready_and_cordoned():
 @pytest.mark.parametrize(
     ("wanted", "has", "fits"),
     [
-        pytest.param("amd64", "x86_64", True, id="two names for one thing"),
-        pytest.param("arm64", "aarch64", True, id="two names for the other"),
-        pytest.param("ARM64", "aarch64", True, id="in capitals"),
-        pytest.param("arm64", "x86_64", False, id="the wrong one"),
-        pytest.param("riscv64", "riscv64", True, id="an unusual one"),
-        pytest.param("amd64", "", False, id="a node that does not say"),
-        pytest.param("", "x86_64", True, id="no wish"),
+        pytest.param("amd64", "x86_64", True, id="two names of one architecture"),
+        pytest.param("arm64", "aarch64", True, id="two names of another"),
+        pytest.param("ARM64", "aarch64", True, id="upper case"),
+        pytest.param("arm64", "x86_64", False, id="another architecture"),
+        pytest.param("riscv64", "riscv64", True, id="a rare architecture"),
+        pytest.param("amd64", "", False, id="an unknown architecture"),
+        pytest.param("", "x86_64", True, id="no requirement"),
     ],
 )
 def test_the_architecture_must_match(wanted, has, fits):
     found = refused(Platform(), a_member(arch=wanted), a_table([a_node("n1", arch=has)]))
-    assert found == {} if fits else list(found) == [f"WRONG_ARCHITECTURE: architecture is not {_one_name(wanted)}"]
+    assert found == {} if fits else list(found) == [f"WRONG_ARCHITECTURE: architecture is not {_canonical(wanted)}"]
 
 
-def _one_name(arch: str) -> str:
+def _canonical(arch: str) -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(arch.lower(), arch.lower())
 
 
@@ -144,8 +144,12 @@ def test_preferred_terms_add_their_weights_and_the_best_node_gets_all_points():
     table = a_table(
         [a_node("a", labels={"disk": "ssd", "zone": "z"}), a_node("b", labels={"disk": "ssd"}), a_node("c")]
     )
-    wishes = (PreferredTerm(30, NodeTerm((SSD,))), PreferredTerm(10, NodeTerm((ZONED,))), PreferredTerm(99, NodeTerm()))
-    member = a_member(affinity=Affinity(preferred=wishes))
+    preferences = (
+        PreferredTerm(30, NodeTerm((SSD,))),
+        PreferredTerm(10, NodeTerm((ZONED,))),
+        PreferredTerm(99, NodeTerm()),
+    )
+    member = a_member(affinity=Affinity(preferred=preferences))
     assert scores(NodeAffinity(), member, table) == {"a": 10_000, "b": 7_500, "c": 0}
     assert refused(NodeAffinity(), member, table) == {}
 
@@ -161,8 +165,8 @@ def test_each_untolerated_taint_is_reported():
         "UNTOLERATED_TAINT: untolerated taint dedicated=team:NoSchedule": ["a", "b"],
         "UNTOLERATED_TAINT: untolerated taint spot:NoExecute": ["a"],
     }
-    forgiving = a_member(tolerations=(Toleration("dedicated", "Exists"),))
-    assert refused(Taints(), forgiving, table) == {"UNTOLERATED_TAINT: untolerated taint spot:NoExecute": ["a"]}
+    tolerant = a_member(tolerations=(Toleration("dedicated", "Exists"),))
+    assert refused(Taints(), tolerant, table) == {"UNTOLERATED_TAINT: untolerated taint spot:NoExecute": ["a"]}
     assert refused(Taints(), a_member(tolerations=(Toleration("", "Exists"),)), table) == {}
 
 

@@ -29,7 +29,7 @@ HALVES_AND_WHOLES = {Shape(1000, 500): 1, Shape(1000, 1000): 1}
 
 
 def _table(held=(), **gpus):
-    """Nodes by name with so many GPUs; `held`: (node, GPU, thousandths)."""
+    """Nodes by name with their number of GPUs; `held`: (node, GPU, thousandths)."""
     table = a_table([a_node(name, 32, gpu=str(count)) for name, count in gpus.items()])
     for name, gpu, milli in held:
         member = a_member(gpu=str(milli / 1000), cpu="1")
@@ -38,7 +38,7 @@ def _table(held=(), **gpus):
 
 
 @pytest.mark.parametrize(
-    ("plugin", "held", "asked", "taken"),
+    ("plugin", "held", "fields", "chosen"),
     [
         (GpuBestfit(), [("b", 0, 500)], {"gpu": "0.5"}, "b"),
         (GpuDotprod(), [("b", 0, 1000), ("b", 1, 1000)], {"gpu": "2", "cpu": "8"}, "b"),
@@ -52,14 +52,14 @@ def _table(held=(), **gpus):
         (GpuHodei(workload=HALVES_AND_WHOLES), [("a", 0, 250), ("b", 0, 500)], {"gpu": "0.5"}, "b"),
     ],
     ids=[
-        "best fit: the fuller node", "dot product: the less like it", "packing: a shared GPU before a free one",
-        "packing: the fuller shared GPU", "packing: a node in use before an idle one", "clustering: shares to shares",
-        "clustering: wholes to wholes", "clustering: some company before none", "fgd: fill what is broken",
-        "hodei: fill what is broken",
+        "best fit: the fuller node", "dot product: the less similar node", "packing: a shared GPU before a free one",
+        "packing: the fuller shared GPU", "packing: a node in use before an idle one", "clustering: fractions with fractions",
+        "clustering: whole GPUs with whole GPUs", "clustering: an equal neighbour before none", "fgd: fill fragments",
+        "hodei: fill fragments",
     ],
 )  # fmt: skip
-def test_which_node_is_taken(plugin, held, asked, taken):
-    assert best(plugin, a_member(**{"cpu": "1", **asked}), _table(held, a=2, b=2)) == taken
+def test_the_node_that_each_policy_chooses(plugin, held, fields, chosen):
+    assert best(plugin, a_member(**{"cpu": "1", **fields}), _table(held, a=2, b=2)) == chosen
 
 
 @pytest.mark.parametrize("name", ["gpu_packing", "gpu_clustering"])
@@ -71,33 +71,33 @@ def test_without_any_gpu_there_is_no_opinion_on_fragments():
     assert scores(Fgd(), a_member(cpu="1"), a_table([a_node("n1")])) is None
 
 
-def test_jobs_without_gpus_keep_away_from_cores_that_gpus_need():
+def test_jobs_without_gpus_avoid_cores_that_gpus_need():
     table = a_table([a_node("gpu", 4, gpu="4"), a_node("plain", 4)])
     plugin = Fgd(workload={Shape(1000, 1000): 1})
     assert best(plugin, a_member(cpu="4"), table) == "plain"
 
 
 def _fragment(shape: Shape, cpu: int, gpus: list[int]) -> int:
-    """The definition, for one job and one node: what is free and of no use to it."""
+    """The definition, for one job and one node: free GPU capacity that the job cannot use."""
     free = [max(each, 0) for each in gpus]
     number, each = (1, shape.gpu) if shape.gpu < 1000 else (-(-shape.gpu // 1000), 1000)
-    room = [left for left in free if left >= each]
-    if not shape.gpu or shape.cpu > cpu or len(room) < number:
+    usable = [left for left in free if left >= each]
+    if not shape.gpu or shape.cpu > cpu or len(usable) < number:
         return sum(free)
     return sum(left for left in free if left < each)
 
 
 def test_the_tables_equal_the_definition():
-    dice = np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     amounts = [0, 100, 250, 500, 810, 1000, 1000, 2000, 4000]
     for _ in range(200):
         typical = {
-            Shape(int(dice.integers(0, 9)) * 1000, amounts[dice.integers(len(amounts))]): int(dice.integers(1, 50))
+            Shape(int(rng.integers(0, 9)) * 1000, amounts[rng.integers(len(amounts))]): int(rng.integers(1, 50))
             for _ in range(8)
         }
         fragments = Fragments(typical)
-        cpu = dice.integers(0, 10_000, 20)
-        gpus = np.where(dice.random((20, 4)) < 0.3, 1000, dice.integers(-1, 1001, (20, 4)))
+        cpu = rng.integers(0, 10_000, 20)
+        gpus = np.where(rng.random((20, 4)) < 0.3, 1000, rng.integers(-1, 1001, (20, 4)))
         usable = fragments.usable(np.zeros(20, dtype=np.intp), cpu, gpus)
         for row in range(20):
             expected = sum(
@@ -106,7 +106,7 @@ def test_the_tables_equal_the_definition():
             assert int(np.maximum(gpus[row], 0).sum()) * fragments.weight - int(usable[row]) == expected
 
 
-def test_what_is_gained_is_the_fragment_before_less_the_fragment_after():
+def test_the_gain_is_the_fragment_before_minus_the_fragment_after():
     table = _table([("a", 0, 500), ("a", 1, 200), ("b", 0, 1000)], a=2, b=2)
     fragments = Fragments(DEFAULT_WORKLOAD)
     for gpu in ("", "0.3", "0.5", "1", "1.5", "2"):
@@ -138,7 +138,7 @@ def test_a_gpu_that_a_typical_job_may_not_use_is_a_fragment_to_it():
 
 
 def test_the_gpu_with_the_least_fragmentation_is_shared():
-    # The tightest GPU (600 free) would be left with 200, of use to nobody; the other with 500.
+    # The tightest GPU (600 free) would be left with 200, which no typical job can use; the other with 500.
     typical = {Shape(100, 400): 1, Shape(100, 500): 1, Shape(100, 1000): 1}
     profile = build_profile("default", scores={"fgd": 1}, arguments={"fgd": {"workload": typical}})
     table = _table([("a", 0, 400), ("a", 1, 100)], a=2)
@@ -150,10 +150,10 @@ def test_the_gpu_with_the_least_fragmentation_is_shared():
     assert not engine.runner.faults
 
 
-def test_a_plugin_that_fails_to_choose_leaves_the_tightest():
+def test_if_the_chooser_fails_the_tightest_gpu_is_used():
     class Broken(Fgd):
         def choose_gpu(self, member, nodes, view):
-            raise RuntimeError("no idea")
+            raise RuntimeError("broken")
 
     profile = build_profile("default", scores={"fgd": 1})
     broken = Broken()
@@ -167,25 +167,25 @@ def test_a_plugin_that_fails_to_choose_leaves_the_tightest():
     assert [(fault.plugin, fault.point) for fault in engine.runner.faults] == [("fgd", "choose_gpu")]
 
 
-def test_the_typical_workload_is_what_comes_most_often():
-    seen = [Shape(1000, 500)] * 60 + [Shape(4000, 1000)] * 30 + [Shape(2000, 0)] * 8 + [Shape(9000, 8000)] * 2
-    assert typical_workload(seen) == {Shape(1000, 500): 60, Shape(4000, 1000): 30, Shape(2000, 0): 8}
-    assert typical_workload(seen, percent=50) == {Shape(1000, 500): 60}
+def test_the_typical_workload_has_the_most_frequent_shapes():
+    observed = [Shape(1000, 500)] * 60 + [Shape(4000, 1000)] * 30 + [Shape(2000, 0)] * 8 + [Shape(9000, 8000)] * 2
+    assert typical_workload(observed) == {Shape(1000, 500): 60, Shape(4000, 1000): 30, Shape(2000, 0): 8}
+    assert typical_workload(observed, percent=50) == {Shape(1000, 500): 60}
     assert typical_workload([]) == {}
 
 
-def test_the_typical_workload_can_be_written_down():
+def test_the_typical_workload_can_be_configured():
     given = [{"cpu": 4, "gpu": "0.5", "weight": 10, "gpu_types": ["T4"]}, {"cpu": "500m"}, {"cpu": "500m"}]
     assert parse_workload(given) == {Shape(4000, 500, ("t4",)): 10, Shape(500, 0): 2}
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [([{"ram": 1}], "has no 'ram'"), ([{"gpu": 1, "weight": 0}], "whole number"), ([{"gpu": "x"}], "x")],
-    ids=["an unknown word", "no weight", "not an amount"],
+    ids=["an unknown key", "no weight", "not an amount"],
 )
-def test_an_invalid_workload_is_refused_with_a_reason(given, words):
-    with pytest.raises(InvalidInput, match=words):
+def test_an_invalid_workload_is_refused_with_a_reason(given, message):
+    with pytest.raises(InvalidInput, match=message):
         build_profile("default", scores={"fgd": 1}, arguments={"fgd": {"typical": given}})
 
 
@@ -202,7 +202,7 @@ def _random_choices(seed: int) -> list[tuple[str, int]]:
     return out
 
 
-def test_chance_is_the_same_for_the_same_seed_and_spreads_over_nodes_and_gpus():
+def test_random_choices_depend_on_the_seed_and_cover_all_nodes_and_gpus():
     assert _random_choices(1) == _random_choices(1) != _random_choices(2)
     nodes = Counter(name for name, _ in _random_choices(1))
     gpus = Counter(gpu for _, gpu in _random_choices(1))

@@ -32,7 +32,7 @@ def needs(*terms: JobTerm) -> JobAffinity:
     return JobAffinity(terms)
 
 
-def likes(weight: int, wanted: JobTerm) -> JobAffinity:
+def prefers(weight: int, wanted: JobTerm) -> JobAffinity:
     return JobAffinity((), (WeightedJobTerm(weight, wanted),))
 
 
@@ -52,7 +52,7 @@ def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("wants", "neighbour", "expected"),
+    ("rule", "neighbour", "expected"),
     [
         (needs(term("app=web")), {}, ["b1", "b2", "x1"]),
         (needs(term("app=web", "host")), {}, ["a2", "b1", "b2", "x1"]),
@@ -65,9 +65,9 @@ def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
         (needs(JobTerm("zone", ())), {}, ["b1", "b2", "x1"]),
     ],
 )
-def test_required_affinity_needs_a_job_that_meets_all_its_terms_in_the_same_domain(wants, neighbour, expected):
+def test_required_affinity_needs_a_job_that_meets_all_its_terms_in_the_same_domain(rule, neighbour, expected):
     table = table_with(a1=web(**neighbour))
-    assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=wants), table) == expected
+    assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=rule), table) == expected
 
 
 def test_the_first_member_of_a_self_selecting_group_may_use_any_domain():
@@ -114,10 +114,10 @@ def test_regions_of_the_location_are_domains_too():
 @pytest.mark.parametrize(
     ("incoming", "resident", "best"),
     [
-        ({"job_affinity": likes(10, term("app=web"))}, {}, {"a1": 10_000, "b1": 0, "x1": 0}),
-        ({"job_anti_affinity": likes(10, term("app=web"))}, {}, {"a1": 0, "b1": 10_000, "x1": 10_000}),
-        ({}, {"job_affinity": likes(5, term("app=new"))}, {"a1": 10_000, "b1": 0, "x1": 0}),
-        ({}, {"job_anti_affinity": likes(5, term("app=new"))}, {"a1": 0, "b1": 10_000, "x1": 10_000}),
+        ({"job_affinity": prefers(10, term("app=web"))}, {}, {"a1": 10_000, "b1": 0, "x1": 0}),
+        ({"job_anti_affinity": prefers(10, term("app=web"))}, {}, {"a1": 0, "b1": 10_000, "x1": 10_000}),
+        ({}, {"job_affinity": prefers(5, term("app=new"))}, {"a1": 10_000, "b1": 0, "x1": 0}),
+        ({}, {"job_anti_affinity": prefers(5, term("app=new"))}, {"a1": 0, "b1": 10_000, "x1": 10_000}),
         ({}, {"job_affinity": needs(term("app=new"))}, {"a1": 10_000, "b1": 0, "x1": 0}),
     ],
 )
@@ -146,7 +146,7 @@ def spread(topology: str = "zone", match: str = "app=web", **more: Any) -> Sprea
 
 
 @pytest.mark.parametrize(
-    ("rule", "there", "expected"),
+    ("rule", "placed", "expected"),
     [
         (spread(), ["a1"], ["a1", "a2", "x1"]),
         (spread(max_skew=2), ["a1"], ["x1"]),
@@ -158,9 +158,9 @@ def spread(topology: str = "zone", match: str = "app=web", **more: Any) -> Sprea
         (spread("host"), ["a1"], ["a1"]),
     ],
 )
-def test_hard_spread_keeps_the_skew(rule, there, expected):
+def test_hard_spread_keeps_the_skew(rule, placed, expected):
     table = a_table(ZONES)
-    for name in there:
+    for name in placed:
         table.place(table.row[name], {}, web())
     assert refused_nodes(Spread(), web(spread=(rule,)), table) == expected
 
@@ -230,14 +230,14 @@ def test_a_cached_ranking_follows_placements_and_releases():
         profile.admit(gang)
         return engine.try_gang(gang, VIEW)
 
-    alone = {"labels": {"app": "web"}, "job_anti_affinity": needs(term("app=web"))}
-    placed = [place(number, **alone) for number in range(3)]
+    isolated = {"labels": {"app": "web"}, "job_anti_affinity": needs(term("app=web"))}
+    placed = [place(number, **isolated) for number in range(3)]
     assert sorted(one[0].row for one in placed) == [0, 1, 2]
-    full = place(4, **alone)
+    full = place(4, **isolated)
     assert isinstance(full, Refusal)
     assert {verdict.reason.code for verdict in full.verdicts} == {"JOB_ANTI_AFFINITY", "EXISTING_ANTI_AFFINITY"}
     assert "run_placed" in full.requeue_on
-    # Those without rules share a ranking, whatever their labels; whom the residents mean is told apart all the same.
+    # Members without rules share a ranking, whatever their labels; the rules of placed members still apply by label.
     assert not isinstance(place(5, labels={"app": "other"}), Refusal)
     assert isinstance(place(6, labels={"app": "web"}), Refusal)
     assert not isinstance(place(7), Refusal)

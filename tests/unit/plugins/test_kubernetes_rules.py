@@ -31,7 +31,7 @@ def test_a_toleration_may_compare_numbers(operator, value, taint, tolerated):
     assert not Toleration("other", operator, value).tolerates(Taint("sla", taint))
 
 
-def test_a_cordon_is_for_all_unless_it_has_a_taint_that_can_be_tolerated():
+def test_a_cordon_applies_to_all_unless_its_taint_is_tolerated():
     table = a_table([Node("n1", "test", cordoned=True)])
     tolerant = a_member(tolerations=(Toleration("cordon", "Exists"),))
     assert refused(Health(), tolerant, table)
@@ -42,11 +42,11 @@ def test_a_cordon_is_for_all_unless_it_has_a_taint_that_can_be_tolerated():
 
 def test_the_operator_may_add_required_and_preferred_affinity():
     table = a_table([Node("n1", "test", labels={"zone": "a"}), Node("n2", "test", labels={"zone": "b"})])
-    demand = NodeAffinity(Affinity((ZONE_A,)))
-    assert refused(demand, a_member(), table) == {
+    with_required = NodeAffinity(Affinity((ZONE_A,)))
+    assert refused(with_required, a_member(), table) == {
         "ADDED_AFFINITY: not one of the nodes that this scheduler may use": ["n2"]
     }
-    assert not list(demand.suggest(a_member(), table.view(), None))
+    assert not list(with_required.suggest(a_member(), table.view(), None))
     assert scores(NodeAffinity(Affinity(preferred=(PreferredTerm(5, ZONE_A),))), a_member(), table) == {
         "n1": 10_000, "n2": 0,
     }  # fmt: skip
@@ -84,7 +84,9 @@ def test_a_keyless_preference_keeps_nodes_in_the_other_rules():
 
 def test_non_preempting_gangs_are_grouped_apart():
     profile = Profile("p", Priority())
-    calm, eager = (gang_of(id, a_job_spec("j", preempts=preempts), 0) for id, preempts in ((1, False), (2, True)))
-    for gang in (calm, eager):
+    non_preempting, preempting = (
+        gang_of(id, a_job_spec("j", preempts=preempts), 0) for id, preempts in ((1, False), (2, True))
+    )
+    for gang in (non_preempting, preempting):
         profile.admit(gang)
-    assert calm.group != eager.group
+    assert non_preempting.group != preempting.group

@@ -1,4 +1,4 @@
-"""Nodes that share machines are filled once."""
+"""Pools: nodes that share machines are allocated once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from unit.plugins.plugin_helpers import a_member, a_table, refused
 POOL = Pool("hpc-main", (("cpu", 8000), ("memory", 64 << 30)))
 
 
-def _line(name, cpu, pool=POOL, **fields):
+def _partition(name, cpu, pool=POOL, **fields):
     return a_node(name, cpu, "64Gi", backend="hpc", pool=pool, **fields)
 
 
-def test_what_runs_on_one_is_taken_from_the_others():
-    table = a_table([_line("main", 8), _line("high", 8), a_node("own", 8)], {"main": {"cpu": "6"}})
+def test_usage_of_one_partition_counts_in_the_others():
+    table = a_table([_partition("main", 8), _partition("high", 8), a_node("own", 8)], {"main": {"cpu": "6"}})
     assert refused(Pools(), a_member(cpu="2"), table) == {}
     text = "SHARED_MACHINES_FULL: the machines that it shares with other nodes have no cpu left"
     assert refused(Pools(), a_member(cpu="3"), table) == {text: ["high", "main"]}
 
 
-def test_without_pools_it_has_nothing_to_say_and_its_stamp_stays():
+def test_without_pools_nothing_is_refused_and_the_stamp_is_constant():
     table = a_table([a_node("n1", 8)])
     member = a_member(cpu="3")
     before = Pools().stamp(member, table)
@@ -33,7 +33,7 @@ def test_without_pools_it_has_nothing_to_say_and_its_stamp_stays():
 
 
 def test_two_queues_of_the_same_machines_are_allocated_once():
-    harness = Harness(_line("main", 8), _line("high", 8))
+    harness = Harness(_partition("main", 8), _partition("high", 8))
     for job in range(1, 5):
         harness.submit(job, cpu="4")
     assert [harness.state(job) for job in range(1, 5)] == ["scheduled", "scheduled", "pending", "pending"]
@@ -44,14 +44,14 @@ def test_two_queues_of_the_same_machines_are_allocated_once():
 
 
 def test_the_members_of_a_gang_are_counted_together():
-    harness = Harness(_line("main", 8), _line("high", 8))
+    harness = Harness(_partition("main", 8), _partition("high", 8))
     harness.submit(1, cpu="4", count=3)
     assert harness.state(1) == "pending"
     harness.submit(2, cpu="4", count=2)
     assert harness.state(2) == "scheduled"
 
 
-def test_work_without_gpus_stays_off_nodes_for_gpus_unless_it_asks_for_them_by_name():
+def test_jobs_without_gpus_use_gpu_nodes_only_if_they_select_them():
     taint = Taint(GPU_ONLY)
     harness = Harness(a_node("gpu", 8, gpu=2, taints=(taint,), labels={"slurm.hodei.io/queue": "gpu"}))
     harness.submit(1, cpu="1")
@@ -64,7 +64,7 @@ def test_work_without_gpus_stays_off_nodes_for_gpus_unless_it_asks_for_them_by_n
     assert [harness.runs[f"{job}.0.1"].node for job in (1, 2, 3, 4)] == ["main", "gpu", "gpu", "gpu"]
 
 
-def test_a_soft_taint_makes_them_the_last_choice():
+def test_a_soft_taint_makes_gpu_nodes_the_last_choice():
     soft = Taint(GPU_ONLY, effect="PreferNoSchedule")
     harness = Harness(a_node("gpu", 64, gpu=2, taints=(soft,)), a_node("main", 1))
     harness.submit(1, cpu="1")

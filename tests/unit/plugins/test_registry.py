@@ -22,7 +22,7 @@ from hodei.plugins.registry import build_profile, build_profiles, find_plugin
 
 
 class Even(PerNode):
-    """Only nodes with an even number."""
+    """Accepts only nodes with an even number."""
 
     name = "even"
 
@@ -30,7 +30,7 @@ class Even(PerNode):
         self._rest = 1 if odd else 0
 
     def refuse(self, member, node, used):
-        return None if int(node.name[1:]) % 2 == self._rest else "an odd one"
+        return None if int(node.name[1:]) % 2 == self._rest else "an odd number"
 
 
 class Last(PerNode):
@@ -51,13 +51,13 @@ class Pointless:
 
 @pytest.fixture
 def module(monkeypatch):
-    made = types.ModuleType("my_plugins")
-    made.Even, made.Last, made.Nameless, made.Pointless = Even, Last, Nameless, Pointless
-    monkeypatch.setitem(sys.modules, "my_plugins", made)
+    created = types.ModuleType("my_plugins")
+    created.Even, created.Last, created.Nameless, created.Pointless = Even, Last, Nameless, Pointless
+    monkeypatch.setitem(sys.modules, "my_plugins", created)
 
 
 @pytest.fixture
-def announced(monkeypatch, module):
+def installed(monkeypatch, module):
     def entry_points(*, group, name=""):
         assert group == "hodei.plugins"
         return [EntryPoint("even", "my_plugins:Even", group)] if name == "even" else []
@@ -77,11 +77,11 @@ def test_a_plugin_from_a_dotted_path_filters(module):
     assert _placed(build_profile("default", plugins=("my_plugins:Even",))) == ["n2"]
 
 
-def test_a_plugin_announced_by_a_package_is_found_by_its_name(announced):
+def test_a_plugin_of_an_installed_package_is_found_by_its_name(installed):
     assert _placed(build_profile("default", plugins=("even",))) == ["n2"]
 
 
-def test_a_plugin_is_made_with_its_options(announced):
+def test_a_plugin_is_created_with_its_options(installed):
     assert _placed(build_profile("default", plugins=("even",), arguments={"even": {"odd": True}})) == ["n1"]
 
 
@@ -104,15 +104,15 @@ def test_scores_replace_all_weights():
 
 
 def test_a_disabled_filter_is_removed():
-    usual, without = build_profile("default"), build_profile("default", disabled=("fit",))
-    assert [p.name for p in without.filters] == [p.name for p in usual.filters if p.name != "fit"]
-    assert "fit" in {p.name for p in usual.filters}
+    default, without = build_profile("default"), build_profile("default", disabled=("fit",))
+    assert [p.name for p in without.filters] == [p.name for p in default.filters if p.name != "fit"]
+    assert "fit" in {p.name for p in default.filters}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("fields", "message"),
     [
-        pytest.param({"plugins": ("tains",)}, "did you mean 'taints'", id="a slip"),
+        pytest.param({"plugins": ("tains",)}, "did you mean 'taints'", id="a typo"),
         pytest.param({"plugins": ("no_such_module:Thing",)}, "cannot be imported", id="no such module"),
         pytest.param({"plugins": ("my_plugins:Thing",)}, "cannot be imported", id="no such class"),
         pytest.param({"plugins": ("my_plugins:Nameless",)}, "not a plugin", id="a class without a name"),
@@ -121,21 +121,21 @@ def test_a_disabled_filter_is_removed():
         pytest.param({"queue": "lifo"}, "there is no queue 'lifo'", id="an unknown queue"),
         pytest.param({"base": "computer"}, "did you mean 'compute'", id="an unknown base"),
         pytest.param({"scores": {"load": -1}}, "whole number from 0 to 1000", id="a negative weight"),
-        pytest.param({"scores": {"load": True}}, "whole number from 0 to 1000", id="a weight that is a truth"),
+        pytest.param({"scores": {"load": True}}, "whole number from 0 to 1000", id="a boolean weight"),
         pytest.param({"worker_selection": "best"}, "there is no plugin 'best'", id="an unknown strategy"),
     ],
 )
-def test_an_invalid_profile_is_refused_with_a_reason(module, wanted, words):
-    with pytest.raises(InvalidInput, match=words):
-        build_profile("default", **wanted)
+def test_an_invalid_profile_is_refused_with_a_reason(module, fields, message):
+    with pytest.raises(InvalidInput, match=message):
+        build_profile("default", **fields)
 
 
-def test_the_profile_at_fault_is_named():
+def test_the_invalid_profile_is_named():
     with pytest.raises(InvalidInput, match="profile 'night'"):
         build_profiles(SchedulingConfig(profiles={"night": ProfileConfig(queue="lifo")}))
 
 
-def test_the_built_in_profiles_are_always_there():
+def test_the_built_in_profiles_always_exist():
     assert set(build_profiles(SchedulingConfig(profiles={"night": ProfileConfig()}))) == {"default", "compute", "night"}
 
 
@@ -151,8 +151,8 @@ def test_a_per_node_plugin_sees_what_is_used():
         def refuse(self, member, node, used):
             return "half full" if used.get("cpu", 0) * 2 >= node.capacity["cpu"] else None
 
-    usual = build_profile("default")
-    profile = make_profile("default", usual.queue, [*usual.filters, Halves()], {})
+    default = build_profile("default")
+    profile = make_profile("default", default.queue, [*default.filters, Halves()], {})
     controller = Controller({"default": profile})
     controller.step(NOW_MS, [NodeJoined(a_node("n1", 4)), NodeJoined(a_node("n2", 4))])
     done = controller.step(NOW_MS, [JobSubmitted(a_job(i, cpu="1", memory="0")) for i in range(1, 6)])

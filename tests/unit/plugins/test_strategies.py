@@ -1,4 +1,4 @@
-"""Worker selection: seven ways to choose, each with a small example worked out by hand."""
+"""Worker selection: seven strategies, each with a small example worked out by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_resource_packs_once_less_than_half_of_a_node_would_stay_free():
     assert scores(Resource(), a_member(cpu="2", memory="2Gi"), table) == {"a": 10_000, "b": 6_000, "c": 8_000}
 
 
-def test_resource_takes_points_for_a_gap_between_resources_and_for_a_rest_smaller_than_the_member():
+def test_resource_deducts_points_for_imbalance_and_for_a_remainder_smaller_than_the_member():
     table = a_table(
         TEN, {"a": {"cpu": 3, "memory": "0"}, "b": {"cpu": 3, "memory": "3Gi"}, "c": {"cpu": 5, "memory": "5Gi"}}
     )
@@ -56,25 +56,25 @@ def test_resource_takes_points_for_a_gap_between_resources_and_for_a_rest_smalle
 
 def test_resource_answers_for_one_node_as_it_does_for_all():
     table = a_table([*TEN, a_node("d", 8, "30Gi")], BUSY)
-    for asked in (
+    for fields in (
         {"cpu": "2", "memory": "2Gi"},
         {"cpu": "3", "memory": "0"},
         {"cpu": "0", "memory": "0"},
         {"cpu": "9"},
     ):
-        member = a_member(**asked)
+        member = a_member(**fields)
         found = scores(Resource(), member, table)
         assert {name: Resource().score(member, table.one(row), None) for name, row in table.row.items()} == found
 
 
-def test_most_free_takes_the_node_with_most_left_whatever_its_share():
+def test_most_free_chooses_the_largest_free_amount_whatever_its_share():
     nodes = [a_node("huge", 100, "100Gi"), a_node("tiny", 2, "2Gi")]
     table = a_table(nodes, {"huge": {"cpu": 90, "memory": "90Gi"}})
     assert scores(MostFree(), a_member(), table) == {"huge": 1_000, "tiny": 200}
     assert best(LeastLoaded(), a_member(), table) == "tiny"
 
 
-def test_resource_balance_puts_cpu_work_where_memory_is_taken():
+def test_resource_balance_places_cpu_jobs_where_memory_is_used():
     table = a_table(TEN, {"a": {"memory": "5Gi"}, "b": {"cpu": 5}})
     member = a_member(cpu="5", memory="0")
     assert scores(ResourceBalance(), member, table) == {"a": 10_000, "b": 0, "c": 5_000}
@@ -86,7 +86,7 @@ def test_bin_packing_is_best_fit():
     assert best(BinPacking(), a_member(cpu="2", memory="2Gi"), table) == "a"
 
 
-def test_bin_packing_fills_one_node_before_it_opens_the_next():
+def test_bin_packing_fills_one_node_before_the_next():
     controller = _controller("bin_packing", nodes=3, cpu=2)
     assert _nodes_of(controller, jobs=5) == ["n1", "n1", "n2", "n2", "n3"]
 
@@ -96,7 +96,7 @@ def test_least_loaded_spreads():
     assert _nodes_of(controller, jobs=5) == ["n1", "n2", "n3", "n1", "n2"]
 
 
-def test_round_robin_takes_the_nodes_in_turn_in_order_of_name():
+def test_round_robin_alternates_in_order_of_name():
     controller = _controller("round_robin", nodes=3, cpu=9)
     assert _nodes_of(controller, jobs=7) == ["n1", "n2", "n3", "n1", "n2", "n3", "n1"]
 
@@ -104,14 +104,14 @@ def test_round_robin_takes_the_nodes_in_turn_in_order_of_name():
 def test_a_trial_does_not_advance_round_robin():
     controller = _controller("round_robin", nodes=3, cpu=9)
     assert _nodes_of(controller, jobs=1) == ["n1"]
-    asked = a_job(99, cpu="1", profile="default").spec
+    spec = a_job(99, cpu="1", profile="default").spec
     for _ in range(5):
-        assert [place.node for place in plan(controller, [asked], NOW_MS)[0].placements] == ["n2"]
+        assert [place.node for place in plan(controller, [spec], NOW_MS)[0].placements] == ["n2"]
         assert why(controller, 1, NOW_MS).status == "placed"
     assert _nodes_of(controller, jobs=2, first=2) == ["n2", "n3"]
 
 
-def test_a_new_node_is_next_in_the_round():
+def test_round_robin_uses_a_new_node_next():
     controller = _controller("round_robin", nodes=2, cpu=9)
     assert _nodes_of(controller, jobs=2) == ["n1", "n2"]
     controller.step(NOW_MS, [NodeJoined(a_node("n0", 9, "64Gi"))])
@@ -135,11 +135,11 @@ EU = Location(region="eu", zone="eu-1", datacenter="dc1", rack="r1", lat_micro=5
         pytest.param(Location("eu", "eu-2"), 4_000, id="the same region"),
         pytest.param(Location("us"), 0, id="another region, place unknown"),
         pytest.param(Location("us", lat_micro=52_500_000, lng_micro=13_400_000), 3_000, id="no distance at all"),
-        pytest.param(Location(lat_micro=-52_500_000, lng_micro=-166_600_000), 0, id="the other side of the world"),
+        pytest.param(Location(lat_micro=-52_500_000, lng_micro=-166_600_000), 0, id="the antipodes"),
         pytest.param(Location(), 0, id="nothing known"),
     ],
 )
-def test_nearness_goes_by_topology_first_and_by_distance_after_that(here, score):
+def test_nearness_depends_on_topology_first_and_then_on_distance(here, score):
     assert nearness(EU, here) == score
 
 
@@ -152,8 +152,8 @@ def test_distance_is_in_whole_kilometres():
 
 def test_locality_prefers_the_near_node_and_has_no_opinion_without_a_location():
     table = a_table([a_node("far", location=Location("us")), a_node("near", location=Location("eu", "eu-1"))])
-    wish = a_member(near=Location("eu", "eu-1"))
-    assert scores(LocalityAware(), wish, table) == {"far": 0, "near": 6_000}
+    member = a_member(near=Location("eu", "eu-1"))
+    assert scores(LocalityAware(), member, table) == {"far": 0, "near": 6_000}
     assert scores(Proximity(), a_member(), table) is None
 
 
@@ -165,13 +165,13 @@ def test_strategies_consider_cpu_and_memory_without_a_request():
         assert all(0 <= score <= MAX_SCORE for score in found.values())
 
 
-def test_a_strategy_works_where_no_node_names_its_memory():
+def test_a_strategy_works_without_known_memory():
     bare = Node("n1", "local", capacity={"cpu": 4000})
     for strategy in (Resource, Load, LeastLoaded, MostFree, ResourceBalance, BinPacking):
         assert scores(strategy(), a_member(cpu="1", memory=0), a_table([bare])) is not None
 
 
-def test_a_preferred_backend_weighs_in_beside_the_strategy():
+def test_a_preferred_backend_counts_in_addition_to_the_strategy():
     profile = build_profile("default")
     weights = {weighted.plugin.name: weighted.weight for weighted in profile.scores}
     assert weights.items() >= {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20}.items()

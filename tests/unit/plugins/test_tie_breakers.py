@@ -24,10 +24,10 @@ JOBS: dict[int, dict[str, Any]] = {
 }
 
 
-class LastName:
-    """The job with the last name first."""
+class Latest:
+    """The latest job first."""
 
-    name = "last-name"
+    name = "latest"
 
     def __init__(self, sign: int = -1) -> None:
         self.sign = sign
@@ -37,7 +37,7 @@ class LastName:
 
 
 class Odd:
-    """A primary order of one's own: odd job numbers first."""
+    """A custom primary order: odd job ids first."""
 
     name = "odd"
     preempts = False
@@ -53,7 +53,7 @@ class Odd:
 
 
 def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int = 1) -> list[int]:
-    """The order in which jobs start on a node that has room for one at a time."""
+    """The order in which jobs start on a node that fits one at a time."""
     harness = ConfiguredHarness(
         f"[scheduling.preemption]\nenabled = false\n[scheduling.profiles.default]\n{profile}", *some_nodes(4)
     )
@@ -78,19 +78,19 @@ def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int
         ("largest", [4, 3, 1, 2]),
         ("deadline", [3, 2, 1, 4]),
         ("newest", [4, 3, 2, 1]),
-        ("unit.plugins.test_tie_breakers:LastName", [4, 3, 2, 1]),
+        ("unit.plugins.test_tie_breakers:Latest", [4, 3, 2, 1]),
     ],
 )
 @pytest.mark.parametrize("queue", ["priority", "fair"])
-def test_jobs_of_equal_priority_go_by_the_second_order(queue: str, secondary: str, expected: list[int]) -> None:
+def test_jobs_of_equal_priority_are_ordered_by_the_tie_breaker(queue: str, secondary: str, expected: list[int]) -> None:
     assert order_of(f'queue = "{queue}"\nsecondary = "{secondary}"\n') == expected
 
 
-def test_of_jobs_of_the_same_moment_the_highest_number_is_the_newest() -> None:
+def test_among_jobs_of_the_same_time_the_highest_id_is_the_newest() -> None:
     assert order_of('secondary = "newest"\n', apart_ms=0) == [4, 3, 2, 1]
 
 
-def test_the_first_order_goes_before_the_second() -> None:
+def test_the_primary_order_comes_before_the_tie_breaker() -> None:
     jobs = {id: {**fields, "priority": "low" if id == 3 else "medium"} for id, fields in JOBS.items()}
     assert order_of('secondary = "shortest"\n', jobs) == [2, 1, 4, 3]
 
@@ -102,7 +102,7 @@ def test_a_custom_queue_can_have_a_tie_breaker() -> None:
 
 
 def test_a_custom_tie_breaker_takes_arguments() -> None:
-    name = "unit.plugins.test_tie_breakers:LastName"
+    name = "unit.plugins.test_tie_breakers:Latest"
     assert order_of(f'secondary = "{name}"\noptions = {{"{name}" = {{sign = 1}}}}\n') == [1, 2, 3, 4]
 
 
@@ -118,7 +118,7 @@ def test_the_queue_position_includes_the_tie_breaker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "words"),
+    ("profile", "message"),
     [
         ('secondary = "shortes"', "there is no secondary 'shortes' (did you mean 'shortest'?)"),
         ('queue = "prio"', "there is no queue 'prio'"),
@@ -128,15 +128,15 @@ def test_the_queue_position_includes_the_tie_breaker() -> None:
         ('secondary = "no.such:Thing"', "cannot be imported"),
     ],
 )
-def test_an_order_that_cannot_be_used_is_refused_with_its_name(profile: str, words: str) -> None:
+def test_an_invalid_order_is_refused_with_its_name(profile: str, message: str) -> None:
     config = scheduling(f"[scheduling.profiles.default]\n{profile}\n")
     with pytest.raises(InvalidInput) as error:
         build_profiles(config)
-    assert words in error.value.message
+    assert message in error.value.message
     with pytest.raises(InvalidInput):
         check_scheduling(config)
 
 
-def test_orders_named_by_a_path_count_as_code() -> None:
+def test_orders_named_by_a_path_are_imported_plugins() -> None:
     config = scheduling('[scheduling.profiles.default]\nqueue = "a:B"\nsecondary = "c:D"\n')
     assert imported_plugins(config) == {"a:B", "c:D"}

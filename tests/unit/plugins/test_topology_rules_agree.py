@@ -43,105 +43,105 @@ SELECTORS: list[tuple[Requirement, ...] | None] = [
 TOPOLOGIES = ["zone", "rack", "host", "kubernetes.io/hostname", "region"]
 
 
-def _term(dice: random.Random) -> JobTerm:
+def _term(rng: random.Random) -> JobTerm:
     return JobTerm(
-        dice.choice(TOPOLOGIES),
-        dice.choice(SELECTORS),
-        dice.choice([(), (), ("b",), ("a", "c")]),
-        dice.choice([None, None, None, (), (Requirement("team", "In", ("y",)),)]),
+        rng.choice(TOPOLOGIES),
+        rng.choice(SELECTORS),
+        rng.choice([(), (), ("b",), ("a", "c")]),
+        rng.choice([None, None, None, (), (Requirement("team", "In", ("y",)),)]),
     )
 
 
-def _affinity(dice: random.Random) -> JobAffinity:
-    if dice.random() < 0.5:
+def _affinity(rng: random.Random) -> JobAffinity:
+    if rng.random() < 0.5:
         return JobAffinity()
     return JobAffinity(
-        tuple(_term(dice) for _ in range(dice.choice([0, 0, 1, 2]))),
-        tuple(WeightedJobTerm(dice.randint(1, 100), _term(dice)) for _ in range(dice.choice([0, 1, 2]))),
+        tuple(_term(rng) for _ in range(rng.choice([0, 0, 1, 2]))),
+        tuple(WeightedJobTerm(rng.randint(1, 100), _term(rng)) for _ in range(rng.choice([0, 1, 2]))),
     )
 
 
-def _spread_rule(dice: random.Random) -> SpreadRule:
+def _spread_rule(rng: random.Random) -> SpreadRule:
     return SpreadRule(
-        dice.choice(TOPOLOGIES), dice.randint(1, 3), dice.random() < 0.5, dice.choice(SELECTORS),
-        dice.choice([1, 1, 2, 3, 5]), dice.random() < 0.7, dice.random() < 0.4,
+        rng.choice(TOPOLOGIES), rng.randint(1, 3), rng.random() < 0.5, rng.choice(SELECTORS),
+        rng.choice([1, 1, 2, 3, 5]), rng.random() < 0.7, rng.random() < 0.4,
     )  # fmt: skip
 
 
-def _member(dice: random.Random) -> Member:
+def _member(rng: random.Random) -> Member:
     labels = {
-        key: value for key, value in (("app", dice.choice(["web", "db", "x"])), ("tier", "1")) if dice.random() < 0.7
+        key: value for key, value in (("app", rng.choice(["web", "db", "x"])), ("tier", "1")) if rng.random() < 0.7
     }
     ports = [
-        HostPort(dice.choice([80, 81]), dice.choice(["TCP", "UDP"]), dice.choice(["0.0.0.0", "10.0.0.1", "10.0.0.2"]))
+        HostPort(rng.choice([80, 81]), rng.choice(["TCP", "UDP"]), rng.choice(["0.0.0.0", "10.0.0.1", "10.0.0.2"]))
     ]
     spec = a_job_spec(
-        project=dice.choice("aabc"),
+        project=rng.choice("aabc"),
         labels=labels,
-        job_affinity=_affinity(dice),
-        job_anti_affinity=_affinity(dice),
-        spread=tuple(_spread_rule(dice) for _ in range(dice.choice([0, 1, 2, 3]))),
-        ports=tuple(ports) if dice.random() < 0.4 else (),
-        node_selector=dice.choice([{}, {}, {"disk": "ssd"}]),
-        affinity=dice.choice([Affinity(), Affinity((NodeTerm((Requirement("zone", "NotIn", ("z1",)),)),))]),
-        tolerations=dice.choice([(), (Toleration("gpu", "Exists"),)]),
+        job_affinity=_affinity(rng),
+        job_anti_affinity=_affinity(rng),
+        spread=tuple(_spread_rule(rng) for _ in range(rng.choice([0, 1, 2, 3]))),
+        ports=tuple(ports) if rng.random() < 0.4 else (),
+        node_selector=rng.choice([{}, {}, {"disk": "ssd"}]),
+        affinity=rng.choice([Affinity(), Affinity((NodeTerm((Requirement("zone", "NotIn", ("z1",)),)),))]),
+        tolerations=rng.choice([(), (Toleration("gpu", "Exists"),)]),
     )
     return Member(spec, spec.tasks[0])
 
 
-def _node(dice: random.Random, number: int) -> Node:
-    labels = {"zone": f"z{dice.randint(0, 2)}", "rack": f"r{dice.randint(0, 3)}", "disk": dice.choice(["ssd", "hdd"])}
+def _node(rng: random.Random, number: int) -> Node:
+    labels = {"zone": f"z{rng.randint(0, 2)}", "rack": f"r{rng.randint(0, 3)}", "disk": rng.choice(["ssd", "hdd"])}
     labels["kubernetes.io/hostname"] = f"n{number}"
     return a_node(
         f"n{number}",
-        labels={key: value for key, value in labels.items() if dice.random() < 0.85},
-        taints=dice.choice(
+        labels={key: value for key, value in labels.items() if rng.random() < 0.85},
+        taints=rng.choice(
             [(), (), (Taint("gpu"),), (Taint("old", "", "NoExecute"),), (Taint("x", "", "PreferNoSchedule"),)]
         ),
-        location=Location(region=dice.choice(["", "r1", "r2"])),
+        location=Location(region=rng.choice(["", "r1", "r2"])),
     )
 
 
-class _Story:
-    """A cluster to which things happen; the table is told by differences, the plain world as a whole."""
+class _RandomCluster:
+    """A cluster with random changes, applied to the table incrementally and to the reference as a whole."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = dice = random.Random(seed)
-        self.nodes = [_node(dice, number) for number in range(dice.randint(1, 7))]
-        self.kinds = [_member(dice) for _ in range(4)]
+        self.rng = rng = random.Random(seed)
+        self.nodes = [_node(rng, number) for number in range(rng.randint(1, 7))]
+        self.kinds = [_member(rng) for _ in range(4)]
         self.table = Table(self.nodes)
         self.table.settle()
         self.table.topology_index.projects = PROJECTS
         self.placed: list[tuple[Node, Member]] = []
 
-    def go_on(self) -> None:
-        dice = self.dice
-        for _ in range(dice.randint(0, 6)):
-            if self.placed and dice.random() < 0.35:
-                node, member = self.placed.pop(dice.randrange(len(self.placed)))
+    def change(self) -> None:
+        rng = self.rng
+        for _ in range(rng.randint(0, 6)):
+            if self.placed and rng.random() < 0.35:
+                node, member = self.placed.pop(rng.randrange(len(self.placed)))
                 self.table.release(self.table.row[node.name], {}, member)
             else:
-                node, member = dice.choice(self.nodes), dice.choice([*self.kinds, _member(dice)])
+                node, member = rng.choice(self.nodes), rng.choice([*self.kinds, _member(rng)])
                 self.table.place(self.table.row[node.name], {}, member)
                 self.placed.append((node, member))
-        if dice.random() < 0.1:
-            old = dice.choice(self.nodes)
-            self.nodes[self.nodes.index(old)] = new = _node(dice, int(old.name[1:]))
+        if rng.random() < 0.1:
+            old = rng.choice(self.nodes)
+            self.nodes[self.nodes.index(old)] = new = _node(rng, int(old.name[1:]))
             self.placed = [(new if home is old else home, member) for home, member in self.placed]
             self.table.put(new)
             self.table.settle()
 
     @property
-    def cluster(self) -> naive.Cluster:
+    def reference(self) -> naive.Cluster:
         return naive.Cluster(self.nodes, self.placed, PROJECTS)
 
 
-def _stories(rule: int):
+def _random_clusters(rule: int):
     for seed in range(-(-CASES // 10)):
-        story = _Story(seed * 7 + rule)
+        cluster = _RandomCluster(seed * 7 + rule)
         for _ in range(10):
-            story.go_on()
-            yield story, story.dice.choice([*story.kinds, _member(story.dice)])
+            cluster.change()
+            yield cluster, cluster.rng.choice([*cluster.kinds, _member(cluster.rng)])
 
 
 def _refused(plugin: Any, member: Member, table: Table, codes: tuple[str, ...] = ()) -> set[str]:
@@ -166,67 +166,67 @@ def _refused(plugin: Any, member: Member, table: Table, codes: tuple[str, ...] =
 )
 def test_the_same_nodes_are_refused(number, code, rule):
     plugin: Any = {"SPREAD": Spread, "PORT_TAKEN": Ports}.get(code, JobAffinityPlugin)()
-    for story, member in _stories(number):
-        expected = {node.name for node in story.nodes if rule(member, node, story.cluster)}
-        assert _refused(plugin, member, story.table, (code,)) == expected
+    for cluster, member in _random_clusters(number):
+        expected = {node.name for node in cluster.nodes if rule(member, node, cluster.reference)}
+        assert _refused(plugin, member, cluster.table, (code,)) == expected
 
 
 def test_job_affinity_scores_the_same():
     plugin = JobAffinityPlugin(hard_weight=3)
-    for story, member in _stories(6):
+    for cluster, member in _random_clusters(6):
         runner = Runner()
-        raw = runner.score(plugin, member, story.table.view(), VIEW)
-        expected = {node.name: naive.pull(member, node, story.cluster, 3) for node in story.nodes}
-        got = [0] * len(story.nodes) if raw is None else raw.tolist()
-        assert dict(zip(story.table.names, got, strict=True)) == expected
+        raw = runner.score(plugin, member, cluster.table.view(), VIEW)
+        expected = {node.name: naive.attraction(member, node, cluster.reference, 3) for node in cluster.nodes}
+        found = [0] * len(cluster.nodes) if raw is None else raw.tolist()
+        assert dict(zip(cluster.table.names, found, strict=True)) == expected
 
 
-def test_spread_scores_the_same_whichever_nodes_are_left():
+def test_spread_scores_the_same_whichever_nodes_remain():
     plugin = Spread()
-    for story, member in _stories(7):
-        runner, table = Runner(), story.table
+    for cluster, member in _random_clusters(7):
+        runner, table = Runner(), cluster.table
         raw = runner.score(plugin, member, table.view(), VIEW)
-        left = [node for node in story.nodes if story.dice.random() < 0.7]
+        remaining = [node for node in cluster.nodes if cluster.rng.random() < 0.7]
         if raw is None:
             assert all(rule.hard for rule in member.task.spread)
             continue
-        names = {node.name for node in left}
+        names = {node.name for node in remaining}
         feasible = np.array([name in names for name in table.names])
         points = runner.normalize(plugin, raw, feasible)
         assert not runner.faults
-        got = {name: int(value) for name, value in zip(table.names, points, strict=True) if name in names}
-        assert got == naive.spread_points(member, left, story.cluster)
+        found = {name: int(value) for name, value in zip(table.names, points, strict=True) if name in names}
+        assert found == naive.spread_points(member, remaining, cluster.reference)
 
 
 @pytest.mark.parametrize("plugin", [JobAffinityPlugin(), Spread(), Ports()], ids=lambda plugin: plugin.name)
 def test_an_equal_stamp_means_an_equal_answer(plugin):
     seen: dict[Any, Any] = {}
-    for story, member in _stories(8):
-        stamp = plugin.stamp(member, story.table)
+    for cluster, member in _random_clusters(8):
+        stamp = plugin.stamp(member, cluster.table)
         answer: list[Any] = [
-            (mask.tolist(), reason) for mask, reason in plugin.filter(member, story.table.view(), VIEW)
+            (mask.tolist(), reason) for mask, reason in plugin.filter(member, cluster.table.view(), VIEW)
         ]
         if hasattr(plugin, "score"):
-            raw = plugin.score(member, story.table.view(), VIEW)
+            raw = plugin.score(member, cluster.table.view(), VIEW)
             answer.append(None if raw is None else raw.tolist())
-        key = (id(story.table), story.table.generation, plugin.key(member), stamp)
-        assert seen.setdefault(key, (story.table, answer))[1] == answer
+        key = (id(cluster.table), cluster.table.generation, plugin.key(member), stamp)
+        assert seen.setdefault(key, (cluster.table, answer))[1] == answer
 
 
 def test_a_cached_ranking_equals_a_fresh_one():
-    profile, kept = build_profile("default"), {}
-    for story, member in _stories(9):
-        table = story.table
+    profile, cached = build_profile("default"), {}
+    for cluster, member in _random_clusters(9):
+        table = cluster.table
         gang = gang_of(1, member.job, 0)
         profile.admit(gang)
-        if id(table) not in kept:
-            kept = {id(table): (table, Rankings(table, Runner()))}
-        old = kept[id(table)][1].of(profile, member, gang.shapes[0], VIEW)
+        if id(table) not in cached:
+            cached = {id(table): (table, Rankings(table, Runner()))}
+        old = cached[id(table)][1].of(profile, member, gang.shapes[0], VIEW)
         new = Rankings(table, Runner()).of(profile, member, gang.shapes[0], VIEW)
         assert old.order().tolist() == new.order().tolist()
         assert (old.feasible, old.best()) == (new.feasible, new.best())
         plain = gang_of(2, structs.replace(member.job, tasks=(a_task(),)), 0)
         profile.admit(plain)
-        old = kept[id(table)][1].of(profile, plain.members[0], plain.shapes[0], VIEW)
+        old = cached[id(table)][1].of(profile, plain.members[0], plain.shapes[0], VIEW)
         new = Rankings(table, Runner()).of(profile, plain.members[0], plain.shapes[0], VIEW)
         assert old.order().tolist() == new.order().tolist()

@@ -1,4 +1,4 @@
-"""A policy from a caller or a file runs no code: nothing is imported that is not trusted, nothing is called but plugin classes."""
+"""A trial policy from a caller or a file runs no untrusted code: nothing is imported, and only plugin classes are called."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hodei.plugins.registry import build_profile, build_profiles
 from hodei.wiring import make_controller, trial_controller
 
 NAME = "hodei_test_trap:run"
-# The keys that name plugins today. Every other key that takes words is tried too, see `_profiles`.
+# The keys that name plugins today. Every other key that takes strings is tried too, see `_profiles`.
 NAMING = {"queue", "secondary", "worker_selection", "plugins", "score_plugins", "scores"}
 
 
 def _profiles():
-    """One profile for every key of ProfileConfig that takes words, with the trap as its value."""
+    """One profile for every key of ProfileConfig that takes strings, with the trap as its value."""
     for field in msgspec.structs.fields(ProfileConfig):
         for value in (NAME, (NAME,), {NAME: 1}, {NAME: {"command": "x"}}):
             try:
@@ -35,7 +35,7 @@ def _profiles():
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch):
-    """A module that leaves a file behind when it is imported, and another when its function is called."""
+    """A module that creates a file when it is imported, and another when its function is called."""
     text = f"""
 from pathlib import Path
 Path({str(tmp_path / "imported")!r}).touch()
@@ -53,16 +53,16 @@ def test_every_key_that_names_a_plugin_is_among_those_tried():
 
 
 @pytest.mark.parametrize(("key", "profile"), list(_profiles()))
-def test_no_key_of_a_policy_to_try_loads_code(trap, key, profile):
+def test_no_key_of_a_trial_policy_loads_code(trap, key, profile):
     config = SchedulingConfig(profiles={"default": profile})
     if key in NAMING:
         with pytest.raises(InvalidInput, match="is not in use on this server"):
             trial_controller(config, SchedulingConfig())
-        # The loader refuses by itself, also where a check in front of it has forgotten a key.
+        # The loader also refuses by itself, in case an earlier check misses a key.
         with pytest.raises(InvalidInput, match="is not in use on this server"):
             build_profiles(config, trusted=frozenset())
     else:
-        with suppress(HodeiError):  # that the word makes no sense there may be told; nothing is loaded
+        with suppress(HodeiError):  # the value may be refused as invalid; nothing is loaded
             make_controller(config, trusted=frozenset())
     assert not (trap / "imported").exists()
     assert "hodei_test_trap" not in sys.modules
@@ -77,30 +77,30 @@ def test_a_function_is_never_called_even_if_it_is_trusted(trap, key, profile):
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "fields",
     [{"queue": "my_traps:Unrelated"}, {"secondary": "my_traps:Unrelated"}, {"plugins": ("my_traps:Unrelated",)}],
 )
-def test_a_class_that_is_no_plugin_is_not_made(monkeypatch, wanted):
-    made = []
+def test_a_class_that_is_no_plugin_is_not_instantiated(monkeypatch, fields):
+    created = []
 
     class Unrelated:
         name = "unrelated"
 
         def __init__(self, **arguments):
-            made.append(arguments)
+            created.append(arguments)
 
     module = types.ModuleType("my_traps")
     module.Unrelated = Unrelated
     monkeypatch.setitem(sys.modules, "my_traps", module)
     with pytest.raises(InvalidInput, match=r"is not a plugin|cannot be a"):
-        build_profile("default", **wanted)
-    assert made == []
+        build_profile("default", **fields)
+    assert created == []
 
 
-def test_what_the_server_has_in_use_can_be_tried(monkeypatch):
+def test_plugins_in_use_on_the_server_can_be_tried(monkeypatch):
     module = types.ModuleType("my_queues")
-    module.Mine = type("Mine", (Fifo,), {"name": "mine"})
+    module.Own = type("Own", (Fifo,), {"name": "own"})
     monkeypatch.setitem(sys.modules, "my_queues", module)
-    live = SchedulingConfig(profiles={"night": ProfileConfig(queue="my_queues:Mine")})
-    tried = SchedulingConfig(profiles={"default": ProfileConfig(queue="my_queues:Mine")})
-    assert trial_controller(tried, live).engine.profiles["default"].queue.name == "mine"
+    live = SchedulingConfig(profiles={"night": ProfileConfig(queue="my_queues:Own")})
+    tried = SchedulingConfig(profiles={"default": ProfileConfig(queue="my_queues:Own")})
+    assert trial_controller(tried, live).engine.profiles["default"].queue.name == "own"

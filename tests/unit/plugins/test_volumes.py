@@ -1,4 +1,4 @@
-"""Volumes: each is attached once per node, up to the node's limit; and preemption may help."""
+"""Volumes: attachment limits of nodes, reachability, binding of claims; and image locality."""
 
 import pytest
 
@@ -32,14 +32,14 @@ FULL = "VOLUME_LIMIT: no more volumes can be attached"
 NEVER = "VOLUME_LIMIT: it needs more volumes than can be attached"
 
 
-def test_a_node_takes_as_many_volumes_as_it_says():
+def test_the_volume_limit_of_a_node_is_respected():
     table = _table(2, 3, 1, -1)
     for row in range(4):
         table.place(row, {}, _member(f"a{row}"))
     assert refused(Volumes(), _member("x", "y"), table) == {FULL: ["n1"], NEVER: ["n3"]}
 
 
-def test_a_volume_that_is_there_already_counts_once():
+def test_a_volume_that_is_already_attached_counts_once():
     table = _table(1)
     table.place(0, {}, _member("a"))
     table.place(0, {}, _member("a"))
@@ -63,11 +63,11 @@ def test_counts_follow_placing_and_release_and_new_nodes():
     assert refused(plugin, second, table) == {FULL: ["n1"]}
 
 
-def test_a_volume_is_reached_where_all_its_terms_hold():
+def test_a_volume_is_reachable_where_all_its_terms_hold():
     table = Table([Node("n1", "t", labels={"z": "a"}), Node("n2", "t", labels={"z": "b"})])
     table.settle()
-    near = VolumeReach("there", (NodeTerm((Requirement("z", "In", ("a",)),)),))
-    assert refused(Volumes(), _member("v", reach=(near,)), table) == {
+    reachable = VolumeReach("there", (NodeTerm((Requirement("z", "In", ("a",)),)),))
+    assert refused(Volumes(), _member("v", reach=(reachable,)), table) == {
         "VOLUME_NOT_HERE: a volume cannot be reached from here": ["n2"]
     }
 
@@ -85,15 +85,17 @@ def _on(name: str) -> tuple[NodeTerm, ...]:
     return (NodeTerm((), (Requirement("metadata.name", "In", (name,)),)),)
 
 
-def _claims(*wanted: tuple[str, dict[str, str]], made=None) -> Member:
-    """Claims by handle, each with the volumes that it may have and their nodes ("": reached from everywhere)."""
+def _claims(*claims: tuple[str, dict[str, str]], creatable=None) -> Member:
+    """Claims by handle, each with its candidate volumes and their nodes ("": reachable from everywhere)."""
     volumes = tuple(
         Volume(
             handle,
-            candidates=tuple(VolumeCandidate(name, _on(node) if node else ()) for name, node in there.items()),
-            creatable=made,
+            candidates=tuple(
+                VolumeCandidate(name, _on(node) if node else ()) for name, node in volumes_of_claim.items()
+            ),
+            creatable=creatable,
         )
-        for handle, there in wanted
+        for handle, volumes_of_claim in claims
     )
     spec = a_job_spec("v", tasks=(a_task(volumes=volumes),))
     return Member(spec, spec.tasks[0])
@@ -104,8 +106,8 @@ def _placed(table: Table, member: Member, row: int) -> list[Placed]:
 
 
 def test_two_claims_of_one_member_need_two_volumes():
-    table, here = _table(-1, -1), {"a": "n1", "b": "n2", "c": "n2"}
-    assert refused(Volumes(), _claims(("x", here), ("y", here)), table) == {NONE_LEFT: ["n1"]}
+    table, on_nodes = _table(-1, -1), {"a": "n1", "b": "n2", "c": "n2"}
+    assert refused(Volumes(), _claims(("x", on_nodes), ("y", on_nodes)), table) == {NONE_LEFT: ["n1"]}
 
 
 def test_a_matching_is_found_in_which_each_claim_has_a_volume():
@@ -114,27 +116,27 @@ def test_a_matching_is_found_in_which_each_claim_has_a_volume():
     assert not refused(plugin, member, table)
     assert plugin.reserve(None, _placed(table, member, 0), None) is None
     assert plugin.assumed.claims() == {"x": "b", "y": "a"}
-    short = _claims(("x", {"a": "n1", "b": "n1"}), ("y", {"a": "n1", "b": "n1"}), ("z", {"a": "n1", "b": "n1"}))
-    assert refused(Volumes(), short, table) == {NONE_LEFT: ["n1"]}
+    too_many = _claims(("x", {"a": "n1", "b": "n1"}), ("y", {"a": "n1", "b": "n1"}), ("z", {"a": "n1", "b": "n1"}))
+    assert refused(Volumes(), too_many, table) == {NONE_LEFT: ["n1"]}
 
 
 def test_where_a_volume_can_be_created_no_free_one_is_needed():
     table = _table(-1, -1)
-    near = (VolumeReach("could_be", _on("n2")),)
-    member = _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=near)
+    reachable = (VolumeReach("could_be", _on("n2")),)
+    member = _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), creatable=reachable)
     assert refused(Volumes(), member, table) == {NONE_LEFT: ["n1"]}
-    assert not refused(Volumes(), _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=()), table)
+    assert not refused(Volumes(), _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), creatable=()), table)
 
 
 def test_a_volume_assumed_for_another_claim_is_not_free_until_released():
     table, plugin = _table(-1, -1), Volumes()
-    here = {"a": "n1", "b": "n2"}
-    first, second = _claims(("x", here)), _claims(("y", here))
+    on_nodes = {"a": "n1", "b": "n2"}
+    first, second = _claims(("x", on_nodes)), _claims(("y", on_nodes))
     before = plugin.stamp(second, table)
     plugin.reserve(None, _placed(table, first, 0), None)
     assert plugin.stamp(second, table) != before
     assert refused(plugin, second, table) == {NONE_LEFT: ["n1"]}
-    assert not refused(plugin, first, table)  # its own is in nobody's way
+    assert not refused(plugin, first, table)  # its own assumed volume does not block it
     assert plugin.reserve(None, _placed(table, second, 0), None) is not None
     assert plugin.assumed.claims() == {"x": "a"}
     plugin.unreserve(None, _placed(table, first, 0))
@@ -151,7 +153,7 @@ def test_members_of_a_gang_on_one_node_do_not_get_the_same_volume():
 
 def test_a_free_volume_comes_before_a_new_one():
     table, plugin = _table(-1), Volumes()
-    plugin.reserve(None, _placed(table, _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=()), 0), None)
+    plugin.reserve(None, _placed(table, _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), creatable=()), 0), None)
     assert plugin.assumed.claims() == {"x": "a"}
 
 
@@ -167,9 +169,15 @@ MB = 2**20
         ({"n1": {"a:latest": 5000 * MB}, "n2": {}}, {"n1": 10_000, "n2": 0}),
         ({"n1": {}, "n2": {"a:1": 500 * MB}}, {"n1": 0, "n2": 0}),
     ],
-    ids=["too small to matter", "half of the nodes hold it", "all nodes hold it", "more than can count", "another tag"],
+    ids=[
+        "too small to count",
+        "half of the nodes hold it",
+        "all nodes hold it",
+        "more than the maximum",
+        "another tag",
+    ],
 )
-def test_nodes_that_hold_the_image_are_better(held, points):
+def test_nodes_that_hold_the_image_score_higher(held, points):
     table = Table(Node(name, "test", images=images) for name, images in held.items())
     table.settle()
     spec = a_job_spec("i", tasks=(a_task(images=("a",)),))

@@ -11,23 +11,23 @@ from hodei.model.resources import parse_resources
 
 @pytest.mark.parametrize("unit", ["G", "Gi"])
 @pytest.mark.parametrize(
-    ("cpu", "memory", "mode", "worth"),
+    ("cpu", "memory", "mode", "expected"),
     [
         pytest.param(1, 60, "sum", 16, id="much memory"),
         pytest.param(16, 1, "sum", 16.25, id="much cpu"),
         pytest.param(16, 60, "sum", 31, id="much of both"),
-        pytest.param(1, 60, "max", 15, id="memory is dearest"),
-        pytest.param(15, 1, "max", 15, id="cpu is dearest"),
-        pytest.param(16, 64, "max", 16, id="both alike"),
+        pytest.param(1, 60, "max", 15, id="memory costs most"),
+        pytest.param(15, 1, "max", 15, id="cpu costs most"),
+        pytest.param(16, 64, "max", 16, id="both cost the same"),
     ],
 )
-def test_a_bill_is_slurms(cpu, memory, mode, worth, unit):
+def test_a_bill_is_slurms(cpu, memory, mode, expected, unit):
     rates = parse_rates({"cpu": 1.0, "mem": f"0.25/{unit}"})
     amounts = parse_resources({"cpu": cpu, "memory": f"{memory}{unit}"})
-    assert bill(amounts, rates, mode).micro == worth * MICRO
+    assert bill(amounts, rates, mode).micro == expected * MICRO
 
 
-def test_a_bill_shows_every_term_and_what_has_no_rate_costs_nothing():
+def test_a_bill_lists_every_term_and_resources_without_a_rate_cost_nothing():
     found = bill({"cpu": 1500, "gpu": 2000, "licence/matlab": 3}, parse_rates({"cpu": 1, "gpu": "10.5"}))
     assert found.terms == {"cpu": 1_500_000, "gpu": 21_000_000}
     assert found.micro == 22_500_000
@@ -48,7 +48,7 @@ def test_a_rate_may_be_for_any_amount():
         parse_rates({"mem": 1, "memory": 1})
 
 
-def test_money_is_the_price_of_an_hour_times_the_hours():
+def test_cost_is_the_price_per_hour_times_the_hours():
     prices = parse_rates({"gpu": "2.40", "cpu": "0.05"})
     used = {"gpu": 4000 * HOUR_MS, "cpu": 8000 * HOUR_MS // 2}
     assert cost_micro(used, prices) == round((4 * 2.40 + 8 * 0.5 * 0.05) * MICRO)

@@ -29,29 +29,28 @@ def test_effective_usage_is_slurms(name: str, effective: float):
 def test_the_factor_is_slurms(user: str, factor: float):
     rows = {row.path[-1]: row for row in classic(TREE, USED, total=100)}
     assert rows[user].factor == pytest.approx(factor, abs=1e-6)
-    assert rows[user].factor == pytest.approx(factor, abs=1e-6)
 
 
-def test_the_rows_alone_give_the_same_factors_again():
+def test_the_factors_follow_from_the_rows_alone():
     tree = build_tree(
         [(("o", "x"), PARENT), (("o", "x", "ann"), 3), (("o", "bob"), 4), (("o", "eve"), PARENT), (("q",), 2)]
     )
     used = {("o", "x", "ann"): 70, ("o", "bob"): 5, ("o", "eve"): 11, ("q",): 14}
-    for rows, whole in ((classic(TREE, USED, total=100), 100), (classic(tree, used), 100)):
+    for rows, total in ((classic(TREE, USED, total=100), 100), (classic(tree, used), 100)):
         terms = {(): (1.0, None)}
         for row in rows:
-            promised, effective = terms[row.parent]
-            part = row.usage / whole
+            due, effective = terms[row.parent]
+            part = row.usage / total
             if row.shares == PARENT:
                 effective = part if effective is None else effective
             else:
                 fraction = row.shares / row.level_shares
-                promised *= fraction
+                due *= fraction
                 effective = part if effective is None else part + (effective - part) * fraction
-            terms[row.path] = (promised, effective)
+            terms[row.path] = (due, effective)
             assert row.normalised_usage == part
-            assert (row.normalised_shares, row.effective_usage) == (promised, effective)
-            assert row.factor == 2 ** (-effective / promised)
+            assert (row.normalised_shares, row.effective_usage) == (due, effective)
+            assert row.factor == 2 ** (-effective / due)
 
 
 def test_a_user_marked_parent_has_the_factor_of_its_account():

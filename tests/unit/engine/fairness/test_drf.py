@@ -14,23 +14,23 @@ def progressive_filling(tasks, totals, weights=None):
     """Tasks per tenant when the tenant with the lowest dominant share is always served next, as in the paper."""
 
     def share(name):
-        used = {resource: amount * given[name] for resource, amount in tasks[name].items()}
+        used = {resource: amount * served[name] for resource, amount in tasks[name].items()}
         return dominant_share(used, totals, weight=(weights or {}).get(name, 1)).share
 
-    given, free, active = dict.fromkeys(sorted(tasks), 0), dict(totals), set(tasks)
+    served, free, active = dict.fromkeys(sorted(tasks), 0), dict(totals), set(tasks)
     while active:
         tenant = min(active, key=lambda name: (share(name), name))
         if all(free[resource] >= amount for resource, amount in tasks[tenant].items()):
-            given[tenant] += 1
+            served[tenant] += 1
             for resource, amount in tasks[tenant].items():
                 free[resource] -= amount
         else:
             active.discard(tenant)
-    return given
+    return served
 
 
 @pytest.mark.parametrize(
-    ("totals", "tasks", "given", "share"),
+    ("totals", "tasks", "served", "share"),
     [
         pytest.param(
             {"cpu": 100, "memory": 10_000}, {"A": {"cpu": 2, "memory": 300}, "B": {"cpu": 6, "memory": 100}},
@@ -42,10 +42,10 @@ def progressive_filling(tasks, totals, weights=None):
         ),
     ],
 )  # fmt: skip
-def test_progressive_filling_ends_with_equal_dominant_shares(totals, tasks, given, share):
-    assert progressive_filling(tasks, totals) == given
-    for tenant, need in tasks.items():
-        used = {resource: amount * given[tenant] for resource, amount in need.items()}
+def test_progressive_filling_ends_with_equal_dominant_shares(totals, tasks, served, share):
+    assert progressive_filling(tasks, totals) == served
+    for tenant, request in tasks.items():
+        used = {resource: amount * served[tenant] for resource, amount in request.items()}
         assert dominant_share(used, totals).share == share
 
 
@@ -55,7 +55,7 @@ def test_the_dominant_resource_is_named_and_every_term_is_there():
     assert found.shares == {"cpu": Fraction(1, 3), "memory": Fraction(2, 3)}
 
 
-def test_weights_make_a_tenant_count_less_and_a_resource_count_more():
+def test_weights_lower_the_share_of_a_tenant_and_raise_that_of_a_resource():
     used, totals = {"cpu": 50, "gpu": 30}, {"cpu": 100, "gpu": 100}
     assert dominant_share(used, totals, weight=2).share == Fraction(1, 4)
     assert dominant_share(used, totals, resource_weights={"gpu": 2}).resource == "gpu"

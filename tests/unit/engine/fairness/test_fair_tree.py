@@ -54,12 +54,12 @@ def test_level_fs_is_slurms(rows, name, level):
 
 def test_users_marked_parent_come_first_in_the_sibling_set_of_their_account(rows):
     assert rows["uD1"].level_fs == rows["uDA1"].level_fs == math.inf
-    assert rows["uDA1"].parent == ("aD",), "their account has dissolved into it"
+    assert rows["uDA1"].parent == ("aD",), "their account is merged into it"
     assert rows["aDA"].level_fs is None
-    assert rows["uD2"].level_usage == 110, "what they used counts all the same"
+    assert rows["uD2"].level_usage == 110, "their usage counts"
 
 
-def test_the_rows_alone_give_level_and_factor_again(rows):
+def test_level_and_factor_follow_from_the_rows_alone(rows):
     for row in rows.values():
         assert row.factor == row.rank / row.users
         if row.level_fs is not None and row.shares != PARENT and row.shares and row.usage:
@@ -72,7 +72,7 @@ def test_an_account_has_the_rank_of_its_best_user(rows):
     assert rows["aA"].rank == rows["uAA1"].rank
 
 
-def test_exact_fractions_find_the_one_tie_that_rounding_hides(rows):
+def test_exact_fractions_find_a_tie_that_rounding_hides(rows):
     exact = {row.path[-1]: row.factor for row in fair_tree(TREE, USED, exact=True)}
     assert exact["uD2"] == exact["uD3"] == exact["uDA3"]
     assert {name for name in exact if exact[name] != rows[name].factor} == {"uD2"}

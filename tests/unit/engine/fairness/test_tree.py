@@ -22,37 +22,37 @@ def test_an_ancestor_that_no_row_names_has_one_share():
     found = tree.find(("acme", "web"))
     assert found is not None
     assert found.shares == 1
-    assert tree.find(("acme", "nobody", "ann")) is None
+    assert tree.find(("acme", "unknown", "ann")) is None
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         pytest.param([(("a",), 1), (("a",), 2)], "given twice", id="one account twice"),
         pytest.param([((), 1)], "without a name", id="the root"),
         pytest.param([(("a", ""), 1)], "without a name", id="an empty name"),
-        pytest.param([(("a",), -1)], "-1 shares", id="less than nothing"),
+        pytest.param([(("a",), -1)], "-1 shares", id="negative"),
         pytest.param([(("a",), 0.5)], "0.5 shares", id="half a share"),
-        pytest.param([(("a",), True)], "True shares", id="a truth value"),
-        pytest.param([(("a",), "all")], "'all' shares", id="another word"),
+        pytest.param([(("a",), True)], "True shares", id="a boolean"),
+        pytest.param([(("a",), "all")], "'all' shares", id="another string"),
         pytest.param([(("a",) * 33, 1)], "33 levels", id="too deep"),
     ],
 )
-def test_an_invalid_tree_is_refused(rows, says):
-    with pytest.raises(InvalidInput, match=says):
+def test_an_invalid_tree_is_refused(rows, message):
+    with pytest.raises(InvalidInput, match=message):
         build_tree(rows)
 
 
-def test_the_children_of_an_account_that_dissolves_compete_with_its_siblings():
+def test_the_children_of_an_account_marked_parent_compete_with_its_siblings():
     tree = build_tree([(("p", "x"), PARENT), (("p", "x", "ann"), 3), (("p", "bob"), 4), (("p", "eve"), PARENT)])
     project = tree.find(("p",))
     assert project is not None
-    rivals = siblings(("p",), project)
-    assert [path for path, _ in rivals] == [("p", "bob"), ("p", "eve"), ("p", "x", "ann")]
+    competitors = siblings(("p",), project)
+    assert [path for path, _ in competitors] == [("p", "bob"), ("p", "eve"), ("p", "x", "ann")]
     assert level_shares(project) == 7
 
 
 def test_usage_of_an_unknown_user_counts_for_its_project():
     tree = build_tree([(("p", "ann"), 1), (("q",), 1)])
-    totals = total_usage(tree, {("p", "ann"): 1, ("p", "stranger"): 10, ("elsewhere",): 100})
+    totals = total_usage(tree, {("p", "ann"): 1, ("p", "unknown"): 10, ("other",): 100})
     assert totals == {(): 111, ("p",): 11, ("p", "ann"): 1, ("q",): 0}

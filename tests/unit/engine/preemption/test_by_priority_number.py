@@ -1,4 +1,4 @@
-"""Preemption search where every priority number is a class: with few numbers, with thousands, and when that changes."""
+"""Preemption search by priority number: with few distinct numbers, with thousands, and when that changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEW = View(NOW_MS)
 
 
 class Rows:
-    """So many nodes of one core with a tenant of that size on each; its number of priority is given."""
+    """One node of one core per priority, with a running job of that priority."""
 
     def __init__(self, *priorities: int) -> None:
         self.table = Table(a_node(f"n{i:04}", 1, "64Gi") for i in range(len(priorities)))
@@ -33,14 +33,14 @@ class Rows:
         self.profile.admit(gang)
         return gang
 
-    def put(self, id: int, priority: int, **of_tenant: object) -> None:
+    def put(self, id: int, priority: int, **fields: object) -> None:
         gang, name = self.gang(id, priority), f"n{id:04}"
         grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
         self.victim_index.put(
-            id, [VictimCandidate(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **of_tenant)]
+            id, [VictimCandidate(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **fields)]
         )
 
-    def send_away(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         for name, member, grant in self.victim_index.of_job[id][0].places:
             self.table.let_go(name, member.task.request, member, grant)
         self.victim_index.remove(id)
@@ -56,7 +56,7 @@ def test_the_rank_of_a_victim_candidate_is_its_priority_number():
     assert rows.victim_index.ranks_below(2_000_001_000) == [-5, 0]
 
 
-@pytest.mark.parametrize("step", [1, 1_000_003], ids=["close to each other", "far from each other"])
+@pytest.mark.parametrize("step", [1, 1_000_003], ids=["adjacent", "far apart"])
 def test_of_two_thousand_priority_numbers_the_lowest_is_preempted(step):
     numbers = [((i * 7919) % 2000 - 1000) * step for i in range(2000)]
     rows = Rows(*numbers)
@@ -64,8 +64,8 @@ def test_of_two_thousand_priority_numbers_the_lowest_is_preempted(step):
     order = sorted(range(2000), key=lambda id: numbers[id])
     for turn, priority in enumerate((5 * step, 2 * step, 999 * step, -990 * step)):
         assert rows.victims(priority) == [order[turn]]
-        rows.send_away(order[turn])
-        rows.put(order[turn], 10**9)  # its place is taken
+        rows.remove(order[turn])
+        rows.put(order[turn], 10**9)  # a higher job takes the core
     assert rows.victims(-996 * step) is None
     assert rows.victims(numbers[order[4]]) is None
     assert rows.victims(numbers[order[4]] + 1) == [order[4]]
@@ -76,18 +76,18 @@ def test_the_number_of_distinct_priorities_changes_no_answer():
     rows = Rows(*range(60))
     assert rows.victims(100) == [0]
     for id in range(50):
-        rows.send_away(id)
+        rows.remove(id)
         rows.put(id, 1000 + id)
     assert not rows.victim_index.many
     for id in range(50):
-        rows.send_away(id)
+        rows.remove(id)
         rows.put(id, 2000 + 100 * id)
         assert rows.victims(100) == [50]
     rows = Rows(*range(100))
     assert rows.victim_index.many
     assert rows.victims(1000) == [0]
     for id in range(80):
-        rows.send_away(id)
+        rows.remove(id)
         rows.put(id, 5000)
         assert rows.victims(1000) == [id + 1]
     assert not rows.victim_index.many
@@ -97,7 +97,7 @@ def test_the_number_of_distinct_priorities_changes_no_answer():
 def test_columns_of_unused_priority_numbers_are_dropped():
     rows = Rows(0)
     for priority in range(1, 500):
-        rows.send_away(0)
+        rows.remove(0)
         rows.put(0, priority)
         rows.victims(10_000)
     assert set(rows.victim_index._held) - {LEAVING} == {499}
@@ -113,14 +113,14 @@ def test_preemptors_above_the_same_victims_share_cached_candidates():
 
 def test_a_gang_without_lower_priority_victims_is_not_searched(monkeypatch):
     rows = Rows(0, 0)
-    monkeypatch.setattr(rows.preemptions._candidates, "of", lambda *args: pytest.fail("it looked"))
+    monkeypatch.setattr(rows.preemptions._candidates, "of", lambda *args: pytest.fail("candidates were searched"))
     assert rows.victims(0) is None
     assert rows.victims(-3) is None
 
 
 def test_a_later_search_may_succeed_while_the_only_victim_is_protected():
     rows = Rows(5)
-    rows.send_away(0)
+    rows.remove(0)
     rows.put(0, 0, protected_until_ms=NOW_MS + 5000)
     assert rows.victims(3) is None
     assert rows.preemptions.retry_later
@@ -130,7 +130,7 @@ def test_a_later_search_may_succeed_while_the_only_victim_is_protected():
 
 def test_a_later_search_may_succeed_also_with_many_priority_numbers():
     rows = Rows(*range(100, 300))
-    rows.send_away(0)
+    rows.remove(0)
     rows.put(0, 0, protected_until_ms=NOW_MS + 5000)
     assert rows.victim_index.many
     assert rows.victims(3) is None

@@ -17,10 +17,10 @@ VIEW = View(NOW_MS)
 
 
 class Rows:
-    """So many nodes of two cores, with two tenants of one core on each."""
+    """`count` nodes of two cores, with two jobs of one core on each."""
 
-    def __init__(self, count: int, **of_node: object) -> None:
-        self.table = Table(a_node(f"n{i:04}", 2, "64Gi", **of_node) for i in range(count))
+    def __init__(self, count: int, **node_fields: object) -> None:
+        self.table = Table(a_node(f"n{i:04}", 2, "64Gi", **node_fields) for i in range(count))
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
@@ -35,24 +35,29 @@ class Rows:
         self.profile.admit(gang)
         return gang
 
-    def put(self, id: int, name: str, *, priority: str = "low", since_ms: int = 0, **of_tenant: object) -> None:
+    def put(self, id: int, name: str, *, priority: str = "low", since_ms: int = 0, **fields: object) -> None:
         gang = self.gang(id, cpu="1", memory="0", priority=priority)
         grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
         places, since = (Place(name, gang.members[0], grant),), since_ms or NOW_MS - 1000 * id
-        self.victim_index.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **of_tenant)])
+        self.victim_index.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **fields)])
 
-    def send_away(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         for name, member, grant in self.victim_index.of_job[id][0].places:
             self.table.let_go(name, member.task.request, member, grant)
         self.victim_index.remove(id)
 
     def protect(self, id: int, until_ms: int) -> None:
-        (tenant,) = self.victim_index.of_job[id]
+        (candidate,) = self.victim_index.of_job[id]
         self.victim_index.put(
             id,
             [
                 VictimCandidate(
-                    id, tenant.job, tenant.places, tenant.since_ms, tenant.unsaved_ms, protected_until_ms=until_ms
+                    id,
+                    candidate.job,
+                    candidate.places,
+                    candidate.since_ms,
+                    candidate.unsaved_ms,
+                    protected_until_ms=until_ms,
                 )
             ],
         )
@@ -65,11 +70,11 @@ def test_a_warm_search_answers_like_a_fresh_one():
         found = rows.preemptions.find(gang, VIEW)
         assert found is not None
         if number % 25 == 0:
-            anew = Preemptions(Engine(rows.table, {"default": rows.profile}), rows.victim_index).find(gang, VIEW)
-            assert anew is not None
-            assert (found.victims, found.leaving) == (anew.victims, anew.leaving)
+            fresh = Preemptions(Engine(rows.table, {"default": rows.profile}), rows.victim_index).find(gang, VIEW)
+            assert fresh is not None
+            assert (found.victims, found.leaving) == (fresh.victims, fresh.leaving)
         for victim in found.victims:
-            rows.send_away(victim.id)
+            rows.remove(victim.id)
         placed = rows.engine.place(gang, VIEW)
         assert not isinstance(placed, Refusal)
         assert placed[0].node.name == found.placements[0].node.name
@@ -89,13 +94,13 @@ def test_a_later_search_is_suggested_only_if_an_expiring_protection_blocks():
     rows = Rows(3)
     for id in range(1, 7):
         rows.protect(id, FOREVER if id > 2 else NOW_MS + 5000)
-    asked = [rows.gang(1000 + cpu, cpu=str(cpu), memory="0", priority="high") for cpu in (1, 2, 3)]
-    assert [(rows.preemptions.find(gang, VIEW), rows.preemptions.retry_later) for gang in asked] == [
+    gangs = [rows.gang(1000 + cpu, cpu=str(cpu), memory="0", priority="high") for cpu in (1, 2, 3)]
+    assert [(rows.preemptions.find(gang, VIEW), rows.preemptions.retry_later) for gang in gangs] == [
         (None, True),
         (None, True),
         (None, False),  # no node is that large
     ]
-    later = rows.preemptions.find(asked[1], View(NOW_MS + 5000))
+    later = rows.preemptions.find(gangs[1], View(NOW_MS + 5000))
     assert later is not None
     assert [victim.id for victim in later.victims] == [1, 2]
 
@@ -103,8 +108,8 @@ def test_a_later_search_is_suggested_only_if_an_expiring_protection_blocks():
 def test_no_victims_are_taken_on_a_node_that_can_never_run_the_member():
     rows = Rows(2, taints=(Taint("dedicated"),))
     assert rows.preemptions.find(rows.gang(9, cpu="1", priority="high"), VIEW) is None
-    welcome = rows.gang(10, cpu="1", priority="high", tolerations=(Toleration("dedicated", "Exists"),))
-    assert rows.preemptions.find(welcome, VIEW) is not None
+    tolerating = rows.gang(10, cpu="1", priority="high", tolerations=(Toleration("dedicated", "Exists"),))
+    assert rows.preemptions.find(tolerating, VIEW) is not None
 
 
 def test_nodes_that_join_and_leave_between_searches_are_seen_by_the_next():
