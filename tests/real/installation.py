@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agent_host import agent_pid, alive
+from fork_server import ForkedProcess, fork_server
 from hodei import Client
 from hodei.api.views import JobDetail
 from hodei.client.transport import read_server_file
@@ -91,12 +92,17 @@ class ShortLivedClient(Client):
         self.close()
 
 
+def may_fork(env: dict[str, str] | None) -> bool:
+    """Variables of Python, the locale or the time zone have an effect only on a fresh process."""
+    return all(name.startswith("HODEI_") for name in env or ())
+
+
 class Installation:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.log = home.parent / "server.log"
         self.address = ""
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.faults_expected = False
         self._commands: list[subprocess.Popen[Any]] = []
 
@@ -114,11 +120,16 @@ class Installation:
     def start(self, *args: str, port: int = 0, env: dict[str, str] | None = None) -> None:
         assert self.server is None or self.server.poll() is not None, "it is running already"
         self._began = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            self.server = subprocess.Popen(
-                [sys.executable, "-m", "hodei.server", f"--home={self.home}", f"--port={port}", *args],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.env(env),
-            )  # fmt: skip
+        options = [f"--home={self.home}", f"--port={port}", *args]
+        with self.log.open("ab") as log, open(os.devnull, "rb") as nothing:
+            if self.server is None and may_fork(env):
+                files = nothing.fileno(), log.fileno(), log.fileno()
+                self.server = fork_server("server").start("server", options, self.env(env), files, new_session=True)
+            else:
+                self.server = subprocess.Popen(
+                    [sys.executable, "-m", "hodei.server", *options],
+                    stdin=nothing, stdout=log, stderr=log, start_new_session=True, env=self.env(env),
+                )  # fmt: skip
 
     def until_up(self) -> None:
         server = self.server
@@ -159,6 +170,9 @@ class Installation:
     ) -> Said:
         """The real command line, to its end."""
         data = input.encode() if isinstance(input, str) else input
+        if may_fork(env) and "up" not in args:
+            code, out, err = fork_server("hodei").run("hodei", [*args], self.env(env), data, timeout_s)
+            return Said(code, out.decode(errors="replace"), err.decode(errors="replace"))
         done = subprocess.run(
             [BIN / "hodei", *args], input=data, capture_output=True, env=self.env(env), timeout=timeout_s, check=False
         )
