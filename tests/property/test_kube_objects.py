@@ -90,7 +90,7 @@ async def run_scheduler(api: StubApi, config: str) -> None:
     loop.background_tasks = background_tasks_for(api, scheduler, options, loop)  # type: ignore[arg-type]
     informers = Informers(api, scheduler.pods, scheduler.cache, loop.wake, scheduler.refusals)  # type: ignore[arg-type]
     scheduler.metrics.informers = informers
-    await asyncio.wait_for(informers.start(), 20)
+    await asyncio.wait_for(informers.start(), 60)
     stopping = asyncio.Event()
     running = asyncio.create_task(loop.run(stopping))
     # A node that no random object refers to, and a pod for it.
@@ -108,7 +108,7 @@ async def run_scheduler(api: StubApi, config: str) -> None:
         },
     })  # fmt: skip
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while api.bound.get("valid-pod") != "valid-node":
                 ended = [task for task in (*informers.tasks, running) if task.done()]
                 for task in ended:

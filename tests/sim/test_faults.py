@@ -161,7 +161,7 @@ def revived_jobs(monkeypatch):
     monkeypatch.setattr(MemoryStore, "active", with_ended_jobs)
 
 
-def half_gangs(monkeypatch):
+def partial_gangs(monkeypatch):
     try_gang = Engine.try_gang
 
     def all_but_one(engine, gang, view):
@@ -212,15 +212,15 @@ def gaps_in_history(monkeypatch):
         (no_capacity_checked, "over-committed"),
         (duplicate_starts, "runs 2 times at once"),
         (missing_starts, "nothing will ever happen"),
-        (forgotten_repairs, "for ever"),
+        (forgotten_repairs, "forever"),
         (leaked_holds, ""),
         (lost_jobs, ""),
         (revived_jobs, "without a request"),
-        (half_gangs, "half a gang"),
+        (partial_gangs, "a partial gang"),
         (taints_ignored, "taint"),
         (no_fencing, "a closed store was written"),
         (reservations_ignored, "a start reservation is broken"),
-        (lost_wakeups, "for ever though there is room"),
+        (lost_wakeups, "forever although it fits"),
         (gaps_in_history, "follows"),
     ],
 )

@@ -132,7 +132,7 @@ class Auditor:
                 for task in job.spec.tasks:
                     placed = sum(run.task == task.name for run in first)
                     require(
-                        placed >= task.needed, f"half a gang: job {id} has {placed} of {task.needed} of {task.name}"
+                        placed >= task.needed, f"a partial gang: job {id} has {placed} of {task.needed} of {task.name}"
                     )
                 ranks = sorted(run.rank for run in first)
                 require(ranks == list(range(len(first))), f"job {id} has the ranks {ranks}")

@@ -237,7 +237,7 @@ class FaultRun:
     def _end_what_never_ends(self) -> None:
         for job in self.auditor.jobs.values():
             if job.spec.restart == "always" and job.state not in JOB_ENDED and not job.cancel_requested:
-                self._send([JobCancelled(job.id, "it would run for ever")])
+                self._send([JobCancelled(job.id, "it would run forever")])
 
     def _unfinished(self) -> list[str]:
         return [f"job {job.id} {job.state}" for job in self.auditor.jobs.values() if job.state not in JOB_ENDED]
@@ -274,13 +274,13 @@ class FaultRun:
         waiting = [job for job in auditor.jobs.values() if job.state not in JOB_ENDED]
         nodes = list(auditor.offered.values())
         for job in waiting:
-            require(job.state == "pending", f"job {job.id} is {job.state} for ever, and nothing of it runs")
+            require(job.state == "pending", f"job {job.id} is {job.state} forever, and none of its runs is live")
             by_number = any(task.binding or task.request.get("gpu") for task in job.spec.tasks)
             if by_number:
                 fits = self.server.controller.gate.never_fits(job.spec) is None
             else:
                 fits = rules.can_start(job.spec, nodes, auditor.overrides)
-            require(not fits, f"job {job.id} waits for ever though there is room: {job.reason_code} {job.reason}")
+            require(not fits, f"job {job.id} waits forever although it fits: {job.reason_code} {job.reason}")
         return [job.id for job in waiting]
 
     def _check_nothing_left(self) -> None:
@@ -291,7 +291,7 @@ class FaultRun:
             strange = [fact for fact in facts if not isinstance(fact, RunObserved)]
             require(not strange, f"at the end {link.backend.name} still has observations: {strange}")
             link.send_orders(self.now_ms)
-            require(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} for ever")
+            require(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} forever")
         require(not self._unfinished(), f"not ended: {self._unfinished()}")
         require(
             not controller.relocation.held,

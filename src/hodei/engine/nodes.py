@@ -264,7 +264,7 @@ class Table:
     def let_go(
         self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
     ) -> None:
-        """Undo `hold` or `place` by node name; nothing happens for a node that is gone."""
+        """Undo `hold` or `place` by node name; nothing happens for a removed node."""
         if name in self.row:
             self.release(self.row[name], request, member, grant)
         elif (request, member, grant) in self._absent.get(name, ()):

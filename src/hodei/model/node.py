@@ -136,7 +136,7 @@ class NodeOverrides(Struct, frozen=True, omit_defaults=True):
 
 # Where a volume is, where it could be created, where there is enough storage, and its zone. All restrict the nodes in
 # the same way; the kind serves explanations.
-VolumeReachKind = Literal["there", "could_be", "space", "zone"]
+VolumeReachKind = Literal["exists", "creatable", "space", "zone"]
 
 
 class VolumeReach(Struct, frozen=True, omit_defaults=True):

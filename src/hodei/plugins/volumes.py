@@ -24,12 +24,12 @@ from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach, VolumeR
 from hodei.plugins.affinity import term_mask
 
 _OUT_OF_REACH: dict[VolumeReachKind, tuple[str, str]] = {
-    "there": ("VOLUME_NOT_HERE", "a volume cannot be reached from here"),
-    "could_be": ("NO_VOLUME_TO_BIND", "no volume is free here, and none can be created here"),
+    "exists": ("VOLUME_NOT_HERE", "a volume cannot be reached from here"),
+    "creatable": ("NO_VOLUME_TO_BIND", "no volume is free here, and none can be created here"),
     "space": ("NO_VOLUME_SPACE", "not enough free storage here to create a volume"),
     "zone": ("VOLUME_ZONE", "a volume is in another zone"),
 }
-_NONE_LEFT = Reason("volumes", *_OUT_OF_REACH["could_be"])
+_NONE_LEFT = Reason("volumes", *_OUT_OF_REACH["creatable"])
 _FULL = Reason("volumes", "VOLUME_LIMIT", "no more volumes can be attached", evictable=True)
 _NEVER_ENOUGH = Reason("volumes", "VOLUME_LIMIT", "it needs more volumes than can be attached")
 _IN_USE_HERE = Reason("volumes", "VOLUME_IN_USE", "another job uses a volume here", evictable=True)
@@ -177,7 +177,7 @@ def _creatable(claim: Volume, nodes: Nodes) -> Mask:
 def _reachable(candidate: VolumeCandidate, nodes: Nodes) -> Mask:
     if not candidate.terms:
         return ~nodes.none()
-    return _reached(VolumeReach("there", candidate.terms), nodes)
+    return _reached(VolumeReach("exists", candidate.terms), nodes)
 
 
 def _reached(reach: VolumeReach, nodes: Nodes) -> Mask:

@@ -39,7 +39,7 @@ def _table() -> Table:
             a_node("b", 8, "8Gi", gpu="2", gpu_type="t4", arch="x86_64", backend="west", cost_milli=350),
             a_node("c", 2, "64Gi", taints=(Taint("dedicated", "team"), Taint("old", "", "PreferNoSchedule"))),
             a_node("d", 16, "32Gi", cordoned=True, arch="aarch64", location=Location("eu", "z2")),
-            a_node("e", 1, "1Gi", ready=False, not_ready_reason="gone", capacity={"example.com/fpga": 2}),
+            a_node("e", 1, "1Gi", ready=False, not_ready_reason="unreachable", capacity={"example.com/fpga": 2}),
             a_node("f", 0, "0", labels={"disk": "hdd"}),
         ]
     )

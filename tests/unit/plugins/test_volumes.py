@@ -66,7 +66,7 @@ def test_counts_follow_placing_and_release_and_new_nodes():
 def test_a_volume_is_reachable_where_all_its_terms_hold():
     table = Table([Node("n1", "t", labels={"z": "a"}), Node("n2", "t", labels={"z": "b"})])
     table.settle()
-    reachable = VolumeReach("there", (NodeTerm((Requirement("z", "In", ("a",)),)),))
+    reachable = VolumeReach("exists", (NodeTerm((Requirement("z", "In", ("a",)),)),))
     assert refused(Volumes(), _member("v", reach=(reachable,)), table) == {
         "VOLUME_NOT_HERE: a volume cannot be reached from here": ["n2"]
     }
@@ -122,7 +122,7 @@ def test_a_matching_is_found_in_which_each_claim_has_a_volume():
 
 def test_where_a_volume_can_be_created_no_free_one_is_needed():
     table = _table(-1, -1)
-    reachable = (VolumeReach("could_be", _on("n2")),)
+    reachable = (VolumeReach("creatable", _on("n2")),)
     member = _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), creatable=reachable)
     assert refused(Volumes(), member, table) == {NONE_LEFT: ["n1"]}
     assert not refused(Volumes(), _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), creatable=()), table)

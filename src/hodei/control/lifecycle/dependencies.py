@@ -158,7 +158,7 @@ class Dependencies:
         self.in_profile[wait.profile] -= 1
         self._note_change(wait)
         for i, one in enumerate(wait.required.of):
-            # Entries in `_on_job` are skipped later; data must not be looked for in vain.
+            # Entries in `_on_job` are skipped later; data that no job waits for is not looked for.
             if one.on == "exists" and (waiting := self._on_data.get(one.what)) is not None:
                 waiting.pop((job, i), None)
                 if not waiting:

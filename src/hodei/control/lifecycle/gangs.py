@@ -173,7 +173,7 @@ class Gangs:
         )
 
     def expired_repairs(self, now_ms: int) -> list[JobId]:
-        """Gangs whose missing member was not placed in time: two of them could wait for each other for ever."""
+        """Gangs whose missing member was not placed in time: two of them could wait for each other forever."""
         return sorted(id for id, repair in self.repairs.items() if self._deadline_ms(repair) <= now_ms)
 
     def _deadline_ms(self, repair: Repair) -> int:

@@ -209,7 +209,7 @@ class JobLifecycle:
             self._stop(job, run, structs.replace(reason, gang="repair"))
 
     def check_assembly(self, job: Job, now_ms: int) -> None:
-        """A gang whose members do not all run in time releases its capacity instead of holding it for ever."""
+        """A gang whose members do not all run in time releases its capacity instead of holding it forever."""
         timeout_ms = job.spec.gang.assembly_timeout_ms
         live = self._cluster.live_runs(job.id)
         late = [run for run in live if run.state == "placed" and run.placed_ms + timeout_ms <= now_ms]

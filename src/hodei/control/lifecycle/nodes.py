@@ -74,7 +74,7 @@ class TaintEviction:
 
 
 def tolerated_ms(node: Node, task: TaskSpec) -> int | None:
-    """How long a task may stay on a node: None for ever, 0 not at all, else until its shortest toleration ends."""
+    """How long a task may stay on a node: None forever, 0 not at all, else until its shortest toleration ends."""
     shortest: int | None = None
     for taint in node.taints:
         if taint.effect != "NoExecute":

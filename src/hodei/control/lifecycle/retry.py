@@ -1,4 +1,4 @@
-"""When to try again: backoff of jobs, circuit breakers of backends, and breakers of queues whose retries are in vain."""
+"""When to try again: backoff of jobs, circuit breakers of backends, and breakers of queues whose retries start nothing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ TICK_MS = 1000
 
 
 class BreakerPolicy(Struct, frozen=True):
-    """The breaker opens after `rounds` in vain within `within_ms`; the first pause is `pause_ms`. 0 rounds: never."""
+    """The breaker opens after `rounds` without a start within `within_ms`; the first pause is `pause_ms`. 0 rounds: never."""
 
     rounds: int = 10
     within_ms: int = 60_000
@@ -115,7 +115,7 @@ class Breaker(Struct):
     """The breaker of one queue. While `open`, there is no timed retry before `until_ms`. `opened` counts the openings.
     `faults`: rounds with a failed plugin; its gangs pause together, until `faulty_until_ms`."""
 
-    vain: int = 0
+    futile_rounds: int = 0
     first_ms: int = 0
     open: bool = False
     since_ms: int = 0
@@ -148,12 +148,12 @@ class Breakers:
         if started or not self.policy.rounds:
             _close(breaker)
             return
-        if not breaker.vain or (not breaker.open and now_ms - breaker.first_ms > self.policy.within_ms):
-            breaker.vain, breaker.first_ms = 0, now_ms
-        breaker.vain += 1
+        if not breaker.futile_rounds or (not breaker.open and now_ms - breaker.first_ms > self.policy.within_ms):
+            breaker.futile_rounds, breaker.first_ms = 0, now_ms
+        breaker.futile_rounds += 1
         if breaker.open:
             breaker.pause_ms = min(breaker.pause_ms * 2, self.policy.max_pause_ms)
-        elif breaker.vain >= self.policy.rounds:
+        elif breaker.futile_rounds >= self.policy.rounds:
             breaker.open, breaker.since_ms, breaker.pause_ms = True, now_ms, self.policy.pause_ms
             breaker.opened += 1
 
@@ -183,10 +183,10 @@ class Breakers:
         return breaker.faulty_until_ms
 
     def take_settings(self, other: Breakers) -> None:
-        """Use another policy, with all breakers closed: what was in vain may succeed under it."""
+        """Use another policy, with all breakers closed: retries may succeed under it."""
         self.policy = other.policy
         self.of.clear()
 
 
 def _close(breaker: Breaker) -> None:
-    breaker.vain, breaker.open, breaker.since_ms, breaker.pause_ms, breaker.until_ms = 0, False, 0, 0, 0
+    breaker.futile_rounds, breaker.open, breaker.since_ms, breaker.pause_ms, breaker.until_ms = 0, False, 0, 0, 0

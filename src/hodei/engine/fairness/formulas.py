@@ -241,7 +241,7 @@ def dominant_share(
 ) -> DominantShare:
     """The largest of used / total * resource weight / tenant weight.
 
-    A resource without capacity does not count (its last node may be gone while runs still hold it). Ties go to the
+    A resource without capacity does not count (its last node may have been removed while runs still hold it). Ties go to the
     first name.
     """
     if weight < 1:

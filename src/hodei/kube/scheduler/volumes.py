@@ -151,7 +151,7 @@ def _bound_volume(claim: k8s.Claim, storage: Storage) -> VolumeNeed:
     if known is None:
         raise PodRefused("VOLUME_MISSING", "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
     terms = _node_terms(known)
-    reach = [] if terms is None else [VolumeReach("there", terms)]
+    reach = [] if terms is None else [VolumeReach("exists", terms)]
     reach += _zone_reach(known)
     csi = known.spec.csi
     limit, handle = (csi.driver, csi.volume_handle) if csi is not None else ("", known.metadata.name)
@@ -184,7 +184,7 @@ def _unbound_volume(claim: k8s.Claim, cls: k8s.StorageClass, storage: Storage) -
     if all(choice.terms for choice in candidates):  # else it can be bound anywhere
         reachable = tuple(term for choice in candidates for term in choice.terms)
         if provisionable is None:
-            reach = (VolumeReach("could_be", reachable or (NEVER,)),)
+            reach = (VolumeReach("creatable", reachable or (NEVER,)),)
         else:
             reach = tuple(VolumeReach(one.kind, (*reachable, *one.terms)) for one in provisionable)
     return VolumeNeed(
@@ -212,7 +212,7 @@ def _provisionable(claim: k8s.Claim, cls: k8s.StorageClass, storage: Storage) ->
             NodeTerm(tuple(Requirement(one.key, "In", tuple(one.values)) for one in term.match_label_expressions))
             for term in cls.allowed_topologies
         )
-        out.append(VolumeReach("could_be", terms))
+        out.append(VolumeReach("creatable", terms))
     driver, requested = storage.drivers.get(cls.provisioner), claim.spec.resources.requests.get("storage")
     if driver is not None and driver.spec.storage_capacity and requested is not None:
         places = _topologies_with(amount(requested), cls.metadata.name, storage)

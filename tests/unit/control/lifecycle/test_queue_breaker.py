@@ -101,7 +101,7 @@ def test_the_breaker_of_one_queue_does_not_pause_another() -> None:
 
 def test_without_a_known_time_a_queue_is_retried_every_second() -> None:
     breakers = Breakers(BreakerPolicy(rounds=1))
-    breakers.of["a"] = Breaker(vain=9, open=True, pause_ms=30_000)
+    breakers.of["a"] = Breaker(futile_rounds=9, open=True, pause_ms=30_000)
     assert breakers.next_ms("a", 5000, None) == 6000
 
 
