@@ -13,6 +13,7 @@ from hodei.control.explain.forecasts import Forecasts, Record, RunTimes
 from hodei.model.estimate import Forecast
 from hodei.sim.forecasts import measure_accuracy
 from hodei.sim.traces import open_workload
+from property.examples import PERCENT
 from unit.control.harness import a_harness
 from unit.control.scenarios import mark_running
 
@@ -138,7 +139,7 @@ def test_run_times_are_learned_from_successful_jobs_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["easy", "priority", "sjf"])
+@pytest.mark.parametrize("policy", ["easy", "priority", "sjf"] if PERCENT >= 100 else ["easy"])
 def test_on_a_replayed_trace_at_least_85_percent_of_starts_come_by_their_p90(policy):
     graded = measure_accuracy(open_workload("generate:lublin?jobs=600&procs=64&seed=1"), policy, 60 * MINUTE)
     assert graded.forecasts > 100
