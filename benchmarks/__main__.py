@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from types import ModuleType, SimpleNamespace
@@ -12,6 +11,8 @@ import click
 
 from benchmarks import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, targets, viewers
 from hodei.cli.groups import Group, exit_code
+from hodei.cli.options import output_option
+from hodei.cli.output import emit_one, is_for_people
 
 
 @click.group("bench", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,11 +21,13 @@ def bench() -> None:
 
 
 def _add_command(module: ModuleType) -> None:
+    benchmark = module.__name__.rpartition(".")[2]
+
     def measure(**options: Any) -> int:
         given = SimpleNamespace(**options)
         result: dict[str, Any] = module.measure(given)
-        if given.json:
-            print(json.dumps(result))
+        if not is_for_people(given.output):
+            emit_one(result, given.output, name=lambda _: benchmark, text=str)
         elif hasattr(module, "show"):
             module.show(result)
         else:
@@ -33,8 +36,8 @@ def _add_command(module: ModuleType) -> None:
                 print(f"  {name:<46}{value}")
         return 1 if result.get("failed") else 0
 
-    command = click.command(module.__name__.rpartition(".")[2], help=module.ABOUT)(measure)
-    for decorate in reversed(module.OPTIONS):
+    command = click.command(benchmark, help=module.ABOUT)(measure)
+    for decorate in (*module.OPTIONS, output_option):
         command = decorate(command)
     bench.add_command(command)
 

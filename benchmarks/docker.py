@@ -31,12 +31,11 @@ _IDLE_S = 5.0
 
 ABOUT = "Containers per second, compared with the bare daemon."
 OPTIONS = (
-    click.option("--socket", default="/var/run/docker.sock", show_default=True, help="of the daemon"),
-    click.option("--image", default="", help="an image of the daemon [default: the smallest]"),
-    click.option("--command", default="/bin/true", show_default=True, help="in the image"),
-    click.option("--jobs", type=int, default=40),
-    click.option("--at-once", type=int, default=4),
-    click.option("--json", is_flag=True),
+    click.option("--socket", default="/var/run/docker.sock", show_default=True, help="Socket of the daemon."),
+    click.option("--image", default="", help="An image of the daemon [default: the smallest]."),
+    click.option("--command", default="/bin/true", show_default=True, help="Command in the image."),
+    click.option("--jobs", type=int, default=40, show_default=True, help="Number of jobs."),
+    click.option("--at-once", type=int, default=4, show_default=True, help="Jobs at the same time."),
 )
 
 

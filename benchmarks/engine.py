@@ -74,12 +74,17 @@ WORKLOADS = {
 
 ABOUT = "Decisions per second of the engine alone."
 OPTIONS = (
-    click.option("--workload", type=click.Choice(sorted(WORKLOADS)), default="basic"),
-    click.option("--nodes", type=int, help="default: as upstream"),
-    click.option("--jobs", type=int),
-    click.option("--shapes", type=int, help="number of different jobs (default: measure 1, then all different)"),
-    click.option("--worker-selection", default=""),
-    click.option("--json", is_flag=True),
+    click.option(
+        "--workload",
+        type=click.Choice(sorted(WORKLOADS)),
+        default="basic",
+        show_default=True,
+        help="What the jobs ask for.",
+    ),
+    click.option("--nodes", type=int, help="Number of nodes [default: as upstream]."),
+    click.option("--jobs", type=int, help="Number of jobs [default: as upstream]."),
+    click.option("--shapes", type=int, help="Number of different jobs [default: measure 1, then all different]."),
+    click.option("--worker-selection", default="", help="Instead of the default of the profile."),
 )
 
 

@@ -121,11 +121,10 @@ def unusable(selection: str = "", mix: str = "shapes", *, nodes: int = NODES, se
 
 ABOUT = "Fragmentation: the unusable part of a full cluster."
 OPTIONS = (
-    click.option("--mix", type=click.Choice(sorted(MIXES)), help="default: measure each"),
-    click.option("--nodes", type=int, default=NODES),
-    click.option("--seeds", type=int, default=SEEDS, help=f"number of draws for the mean ({SEEDS})"),
-    click.option("--worker-selection", default="", help="instead of the default of the profile"),
-    click.option("--json", is_flag=True),
+    click.option("--mix", type=click.Choice(sorted(MIXES)), help="Mix of jobs [default: measure each]."),
+    click.option("--nodes", type=int, default=NODES, show_default=True, help="Number of nodes."),
+    click.option("--seeds", type=int, default=SEEDS, help="Number of draws for the mean.", show_default=True),
+    click.option("--worker-selection", default="", help="Instead of the default of the profile."),
 )
 
 

@@ -62,12 +62,15 @@ class Outcome(Struct):
 
 ABOUT = "How full the GPUs of a cluster get, by policy."
 OPTIONS = (
-    click.option("--nodes", type=click.Path(path_type=Path), required=True, help="openb_node_list_gpu_node.csv"),
-    click.option("--pods", type=click.Path(path_type=Path), required=True, help="openb_pod_list_default.csv"),
-    click.option("--policies", default=",".join(POLICIES), help="names or plugins, separated by commas"),
-    click.option("--seeds", type=int, default=10),
-    click.option("--ratio", type=float, default=1.3, help="total request, as a part of all GPUs"),
-    click.option("--json", is_flag=True),
+    click.option(
+        "--nodes", type=click.Path(path_type=Path), required=True, help="openb_node_list_gpu_node.csv of the trace."
+    ),
+    click.option(
+        "--pods", type=click.Path(path_type=Path), required=True, help="openb_pod_list_default.csv of the trace."
+    ),
+    click.option("--policies", default=",".join(POLICIES), help="Names or plugins, separated by commas."),
+    click.option("--seeds", type=int, default=10, show_default=True, help="Number of draws for the mean."),
+    click.option("--ratio", type=float, default=1.3, help="Total request, as a part of all GPUs.", show_default=True),
 )
 
 

@@ -88,8 +88,15 @@ def measure(given: SimpleNamespace) -> dict[str, Any]:
 
 ABOUT = "The cost of a job with many pending ones."
 OPTIONS = (
-    click.option("--policy", default="easy", help="a policy of `hodei sim policies` (easy)"),
-    click.option("--depths", multiple=True, type=int, default=DEPTHS, metavar="N", help="pending jobs"),
-    click.option("--rounds", type=int, default=2000, help="jobs per measurement (2000)"),
-    click.option("--json", is_flag=True),
+    click.option("--policy", default="easy", help="A policy of `hodei sim policies`.", show_default=True),
+    click.option(
+        "--depths",
+        multiple=True,
+        type=int,
+        default=DEPTHS,
+        metavar="N",
+        help="Numbers of pending jobs; may be repeated.",
+        show_default=True,
+    ),
+    click.option("--rounds", type=int, default=2000, help="Jobs per measurement.", show_default=True),
 )

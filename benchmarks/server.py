@@ -31,19 +31,24 @@ _DEADLINE_S = 600
 
 ABOUT = "Jobs per second from submit to finished."
 OPTIONS = (
-    click.option("--jobs", type=int, default=20000),
-    click.option("--backend", type=click.Choice(("instant", "local")), default="instant"),
-    click.option("--batch", type=int, default=500, help="jobs in one request"),
-    click.option("--clients", type=int, default=2, help="connections that submit at the same time"),
-    click.option("--waiting", type=int, default=0, help="pending jobs for a node that does not exist"),
-    click.option("--forecast-every", default="1m", metavar="TIME", help="interval of forecasts, or off [default: 1m]"),
+    click.option("--jobs", type=int, default=20000, show_default=True, help="Number of jobs."),
+    click.option(
+        "--backend",
+        type=click.Choice(("instant", "local")),
+        default="instant",
+        show_default=True,
+        help="Where the jobs run.",
+    ),
+    click.option("--batch", type=int, default=500, help="Jobs in one request.", show_default=True),
+    click.option("--clients", type=int, default=2, help="Connections that submit at the same time.", show_default=True),
+    click.option("--waiting", type=int, default=0, help="Pending jobs for a node that does not exist."),
+    click.option("--forecast-every", default="1m", metavar="TIME", help="Interval of forecasts, or off [default: 1m]."),
     click.option(
         "--decision-log",
         type=click.Choice(("on", "off")),
         default="on",
-        help="compare both for its cost [default: on]",
+        help="Compare both for its cost [default: on].",
     ),
-    click.option("--json", is_flag=True),
 )
 
 

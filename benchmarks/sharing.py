@@ -38,10 +38,9 @@ _REPEATS = 5
 
 ABOUT = "A multifactor queue with many projects."
 OPTIONS = (
-    click.option("--jobs", type=int, default=100000),
-    click.option("--projects", type=int, default=1000),
-    click.option("--nodes", type=int, default=100),
-    click.option("--json", is_flag=True),
+    click.option("--jobs", type=int, default=100000, show_default=True, help="Number of jobs."),
+    click.option("--projects", type=int, default=1000, show_default=True, help="Number of projects."),
+    click.option("--nodes", type=int, default=100, show_default=True, help="Number of nodes."),
 )
 
 

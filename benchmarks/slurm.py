@@ -26,13 +26,28 @@ _AT_ONCE = 4
 
 ABOUT = "Jobs per second on Slurm, compared with bare sbatch."
 OPTIONS = (
-    click.option("--jobs", type=int, default=200),
-    click.option("--partition", default="main"),
-    click.option("--mode", type=click.Choice(("placed", "delegate")), default="delegate"),
-    click.option("--transport", type=click.Choice(("commands", "rest")), default="commands"),
-    click.option("--rest", default=os.environ.get("HODEI_SLURM_REST", ""), help="address of slurmrestd"),
-    click.option("--ahead", type=float, default=100.0, help="the `ahead` setting (delegate)"),
-    click.option("--json", is_flag=True),
+    click.option("--jobs", type=int, default=200, show_default=True, help="Number of jobs."),
+    click.option("--partition", default="main", show_default=True, help="Partition of Slurm."),
+    click.option(
+        "--mode",
+        type=click.Choice(("placed", "delegate")),
+        default="delegate",
+        show_default=True,
+        help="The `mode` setting.",
+    ),
+    click.option(
+        "--transport",
+        type=click.Choice(("commands", "rest")),
+        default="commands",
+        show_default=True,
+        help="The `transport` setting.",
+    ),
+    click.option(
+        "--rest", default=os.environ.get("HODEI_SLURM_REST", ""), help="Address of slurmrestd [env: HODEI_SLURM_REST]."
+    ),
+    click.option(
+        "--ahead", type=float, default=100.0, help="The `ahead` setting, with --mode delegate.", show_default=True
+    ),
 )
 
 

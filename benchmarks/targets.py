@@ -388,7 +388,6 @@ PARTS: dict[str, Callable[[int], Iterable[Figure]]] = {
 
 ABOUT = "Every performance target: figure, pass or fail."
 OPTIONS = (
-    click.option("--only", metavar="BY", help=f"only these kinds of measurement: {', '.join(PARTS)}"),
-    click.option("--quick", is_flag=True, help="a tenth of the size, to check that it works"),
-    click.option("--json", is_flag=True),
+    click.option("--only", metavar="BY", help=f"Only these kinds of measurement: {', '.join(PARTS)}."),
+    click.option("--quick", is_flag=True, help="A tenth of the size, to check that it works."),
 )

@@ -37,17 +37,21 @@ _WAITS = {"name": "waits", "command": ["/bin/true"], **_ELSEWHERE}
 
 ABOUT = "Pauses of a server with many readers."
 OPTIONS = (
-    click.option("--waiting", type=int, default=100000, help="pending jobs [default: 100000]"),
-    click.option("--viewers", type=int, default=8, help="of each kind, one kind after another [default: 8]"),
-    click.option("--seconds", type=float, default=10.0, help="duration per kind [default: 10]"),
+    click.option("--waiting", type=int, default=100000, help="Pending jobs [default: 100000]."),
+    click.option("--viewers", type=int, default=8, help="Viewers of each kind, one kind after another [default: 8]."),
+    click.option("--seconds", type=float, default=10.0, help="Duration per kind [default: 10]."),
     click.option(
-        "--kinds", multiple=True, type=click.Choice(KINDS), default=KINDS, metavar="KIND", help=" ".join(KINDS)
+        "--kinds",
+        multiple=True,
+        type=click.Choice(KINDS),
+        default=KINDS,
+        metavar="KIND",
+        help=f"Kinds of viewers; may be repeated: {', '.join(KINDS)} [default: all].",
     ),
-    click.option("--array", type=int, default=100000, help="elements of the array, 0 for none [default: 100000]"),
-    click.option("--restart", is_flag=True, help="restart it with all the jobs"),
-    click.option("--names", is_flag=True, help="give every pending job its own name"),
-    click.option("--config", default="", help="text of the configuration file"),
-    click.option("--json", is_flag=True),
+    click.option("--array", type=int, default=100000, help="Elements of the array, 0 for none [default: 100000]."),
+    click.option("--restart", is_flag=True, help="Restart the server with all the jobs."),
+    click.option("--names", is_flag=True, help="Give every pending job its own name."),
+    click.option("--config", default="", help="Text of the configuration file."),
 )
 
 

@@ -9,7 +9,7 @@ from hodei.model.affinity import Requirement
 from hodei.model.job import JobSpec, TaskSpec, Toleration
 from hodei.model.node import Node, Taint
 
-ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+ARCHITECTURES = {"x86_64": "amd64", "x64": "amd64", "aarch64": "arm64"}
 
 
 def refusals(spec: JobSpec, task: TaskSpec, node: Node) -> list[str]:

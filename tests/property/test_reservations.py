@@ -20,7 +20,7 @@ from hodei.model.facts import (
     JobCancelled,
     JobSubmitted,
     NodeJoined,
-    ReservationCancelled,
+    ReservationDeleted,
     ReservationMade,
     RunObserved,
 )
@@ -132,7 +132,7 @@ class ReservationRun:
                 self.step([JobCancelled(alive[which % len(alive)])] if alive else [])
             else:
                 reserved = sorted(self.controller.cluster.availability.reservations)
-                self.step([ReservationCancelled(reserved[which % len(reserved)])] if reserved else [])
+                self.step([ReservationDeleted(reserved[which % len(reserved)])] if reserved else [])
         self.wait(self.now_ms + 300 * MINUTE)
         return self
 

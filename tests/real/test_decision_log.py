@@ -138,7 +138,7 @@ def test_the_decision_log_is_on_by_default_bounded_and_replays(installation: Ins
     assert said.out.startswith("identical: "), said
     assert said.err == "", "no file is left out"
     print(said.out.strip(), size, "bytes")
-    listed = installation.ok("replay", "--list", str(log)).lines
+    listed = installation.ok("replay", "--list", str(log), "-o", "json").json
     assert len(listed) == len(kept) + 1
     # A server that starts again goes on with the numbers, and what the former one left stays readable.
     installation.up("--instant", "--decision-log", "")

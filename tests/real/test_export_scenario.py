@@ -67,7 +67,7 @@ def test_an_incident_is_played_again_as_it_happened(installation: Installation, 
     said = played(installation, tmp_path / "wide.scenario.yaml")
     assert said.code == 0, said.out + said.err + (tmp_path / "wide.scenario.yaml").read_text()
     assert "held          picky ends cancelled for the reason CANCELLED" in said.out
-    again = installation.hodei("test", "--json", str(tmp_path / "wide.scenario.yaml")).json["scenarios"][0]
+    again = installation.hodei("test", "-o", "json", str(tmp_path / "wide.scenario.yaml")).json["scenarios"][0]
     (start,) = next(job["starts"] for job in again["jobs"] if job["name"] == "wide")
     view = installation.job(wide).job
     waited = datetime.fromisoformat(view.scheduled_at) - datetime.fromisoformat(view.submitted_at)

@@ -71,7 +71,7 @@ def test_a_job_is_suspended_with_a_checkpoint_and_resumed_from_it(installation: 
     assert "resumed" in installation.ok("resume", str(id)).out
     assert begun(installation, id, 2) == f"from {saved}\n"
     installation.ok("cancel", str(id))
-    assert {"job.suspend_requested", "job.suspended", "job.released"} <= set(events_of(installation, id))
+    assert {"job.suspend_requested", "job.suspended", "job.resumed"} <= set(events_of(installation, id))
 
 
 def test_a_waiting_job_is_suspended_at_once_and_an_ended_one_never(installation: Installation) -> None:

@@ -89,7 +89,7 @@ def test_the_shown_factors_can_be_computed_from_the_exported_rows(installation: 
     assert {row.path: round(row.factor * 1000) for row in again} == {p: r["factor_milli"] for p, r in rows.items()}
     assert ("science", "physics", "ann") in rows
     # And what people read is made of the same numbers.
-    said = installation.ok("share", "explain", "physics").out
+    said = installation.ok("share", "show", "physics").out
     assert "science/physics/ann" in said
     assert "elsewhere" not in said
     due = "of its parent's share = 0.333333 of everything" if formula == "classic" else "= 0.666667"
@@ -101,7 +101,7 @@ def test_the_shown_factors_can_be_computed_from_the_exported_rows(installation: 
 def test_an_unknown_account_is_reported_with_the_known_ones(installation: Installation) -> None:
     installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
     use(installation, "web")
-    said = installation.hodei("share", "explain", "wbe")
+    said = installation.hodei("share", "show", "wbe")
     assert (said.code, said.out) == (2, "")
     assert "there is no account 'wbe'\n  next: accounts so far: physics, science, web" in said.err
 
@@ -258,6 +258,6 @@ def test_a_role_limits_the_priority_and_every_role_may_read(installation: Instal
     )  # fmt: skip
     assert (answer.status, answer.json["code"]) == (403, "PRIORITY_TOO_HIGH")
     assert installation.hodei("submit", "--priority=critical", "--", "true").code == 0
-    for command in (("share",), ("share", "explain", "default"), ("quota",)):
+    for command in (("share",), ("share", "show", "default"), ("quota",)):
         assert installation.hodei(*command, env=eve).code == 0
     assert installation.hodei("submit", "--", "true", env=eve).code != 0

@@ -300,7 +300,7 @@ def test_srun_writes_files_of_tasks_within_a_job(call):
 def test_sinfo_shows_nodes_by_partition_and_state(call):
     head, *rows = call("sinfo").lines
     assert head == "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST"
-    assert re.fullmatch(r"local +up +infinite +2 +(idle|mix) \S+", rows[0])
+    assert re.fullmatch(r"default +up +infinite +2 +(idle|mix) \S+", rows[0])
     assert call("sinfo", "-N").lines[0].split() == ["NODELIST", "NODES", "PARTITION", "STATE"]
-    assert call("sinfo", "-h", "-o", "%P %D").out == "local 2\n"
+    assert call("sinfo", "-h", "-o", "%P %D").out == "default 2\n"
     assert call("sinfo", "--no-such").code == 1

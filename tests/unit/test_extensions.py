@@ -197,3 +197,8 @@ def test_a_broken_sink_is_left_out_and_the_store_is_chosen_by_its_scheme(tmp_pat
     assert "sinks.bad is not used" in caplog.text
     assert type(service.store).__name__ == "MemoryStore"
     asyncio.run(service.stop())
+
+
+def test_the_compatibility_promise_names_every_group():
+    promised = (Path(__file__).parents[2] / "docs/reference/versioning.md").read_text()
+    assert [group for group in BUILT_IN if f"`{group}`" not in promised] == []

@@ -35,7 +35,7 @@ from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Checkpoint, HealthCheck, Interactive, cpu_shares, oom_score_adj, qos
-from hodei.model.node import Location, Node, Socket, Taint
+from hodei.model.node import Location, Node, Socket, Taint, architecture
 from hodei.model.resources import CPU, MEMORY, Resources
 from hodei.ports import Stream
 
@@ -198,11 +198,11 @@ class LocalBackend(BaseBackend):
                     "hodei.io/hostname": host,
                     "kubernetes.io/hostname": node.name,
                     "kubernetes.io/os": sys.platform,
-                    "kubernetes.io/arch": node.arch or machine.architecture(),
+                    "kubernetes.io/arch": architecture(node.arch or platform.machine()),
                     **node.labels,
                 },
                 taints=node.taints,
-                arch=node.arch or platform.machine(),
+                arch=architecture(node.arch or platform.machine()),
                 gpu_type=node.gpu_type,
                 location=node.location,
                 data=node.data,

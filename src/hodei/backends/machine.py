@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import re
 import shutil
 import signal
@@ -27,12 +26,6 @@ def hostname() -> str:
     """A name that is also a valid label value; `local` if the machine has none."""
     name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip("-.")[:63].rstrip("-.")
     return name or "local"
-
-
-def architecture() -> str:
-    """As Kubernetes names it: amd64, arm64, ..."""
-    machine = platform.machine().lower()
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
 def capacity(home: Path, root: Path = CGROUP_ROOT) -> Resources:

@@ -1,4 +1,4 @@
-"""`hodei config`: show, check, change and undo the configuration of a running server."""
+"""`hodei config`: show, change and undo the configuration of a running server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hodei.cli.documents import read_file
-from hodei.cli.errors import UsageProblem
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, indent
+from hodei.cli.output import Column, clean, counted, emit_list, emit_one, indent
 from hodei.cli.times import clock, ms_of
+from hodei.model.errors import NotFound
 
 if TYPE_CHECKING:
     from hodei.api.config import ConfigView
@@ -47,7 +47,7 @@ def show(number: int | None, output: str) -> None:
         known = [server.config()] if number is None else server.config_history()
         found = next((each for each in known if number in (None, each.number)), None)
         if found is None:
-            raise UsageProblem(f"there is no configuration {number}", hint="hodei config history")
+            raise NotFound(f"there is no configuration {number}", hint="hodei config history")
     emit_one(found, output, name=lambda c: str(c.number), text=render)
 
 
@@ -120,7 +120,7 @@ def _print_change(change: ConfigChange, output: str) -> None:
 def _describe_change(change: ConfigChange) -> str:
     from hodei.cli.why import render_whatif
 
-    count = "1 setting" if len(change.changes) == 1 else f"{len(change.changes)} settings"
+    count = counted(len(change.changes), "setting")
     if change.applied:
         parts = [f"configuration {change.number} is active: {count} changed"]
     elif change.changes:

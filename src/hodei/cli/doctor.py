@@ -18,7 +18,7 @@ from hodei import __version__
 from hodei.api.views import Check
 from hodei.cli import errors
 from hodei.cli.options import client, headers_option, output_option, settings
-from hodei.cli.output import Column, clean, emit_list, emit_one
+from hodei.cli.output import Column, clean, emit_list, emit_one, is_for_people
 from hodei.cli.times import duration_text, now_ms
 from hodei.model.errors import HodeiError
 
@@ -154,7 +154,7 @@ def schema(output: str) -> None:
     """
     from hodei.jobfile.schema import job_schema
 
-    emit_one(job_schema(), "json" if output in ("table", "wide") else output, name=lambda s: s["$id"], text=str)
+    emit_one(job_schema(), "json" if is_for_people(output) else output, name=lambda s: s["$id"], text=str)
 
 
 @click.command()

@@ -10,7 +10,7 @@ import click
 
 from hodei.cli.groups import Group
 from hodei.cli.options import client, complete_jobs, headers_option, output_option
-from hodei.cli.output import Column, clean, emit_list
+from hodei.cli.output import Column, clean, emit_list, is_for_people
 from hodei.cli.refs import resolve_job
 from hodei.cli.times import ago, duration_text, iso
 from hodei.model.effects import Event
@@ -53,7 +53,7 @@ def list_events(follow: bool, after: int | None, limit: int, job: str | None, ou
             # Numbers have no gaps, so this is where the last `limit` start. The events of one job are few: read all.
             after = 0 if id else max(0, server.last_event() - limit)
         found = (event_dict(event) for event in server.events(after, follow, job=id))
-        if follow and output in ("table", "wide"):
+        if follow and is_for_people(output):
             _print_lines(found)
             return
         output = "jsonl" if follow and output in ("json", "yaml") else output
@@ -118,14 +118,12 @@ def audit() -> None:
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of rows, newest first."
 )
 @click.option("-f", "--follow", is_flag=True, help="Follow new rows until Ctrl-C, oldest first.")
-@click.option("--json", "as_json", is_flag=True, help="The same as -o jsonl.")
 @output_option
 @headers_option
 def list_audit(
-    who: str, what: str, target: str, since: str, limit: int, follow: bool, as_json: bool, output: str, no_headers: bool
+    who: str, what: str, target: str, since: str, limit: int, follow: bool, output: str, no_headers: bool
 ) -> None:
     """Show who changed what, when, from where, and whether it was allowed, newest first. For administrators."""
-    output = "jsonl" if as_json else output
     with client() as server:
         found = list(server.audit(who=who, what=what, target=target, since=since, limit=limit))
         if not follow:
@@ -133,12 +131,12 @@ def list_audit(
             emit_list(found, output, AUDIT_COLUMNS, name=lambda e: str(e.seq), headers=headers, empty="no entries")
             return
         entries = _follow(server, found[::-1], who, what, target)
-        if output in ("table", "wide"):
+        if is_for_people(output):
             for entry in entries:
                 line = f"{entry.at}  {entry.who:<12}  {entry.verb:<20}  {entry.target:<12}  {_outcome(entry)}"
                 click.echo(clean(f"{line}  {entry.detail}" if entry.detail else line))
         else:
-            emit_list(entries, "jsonl", AUDIT_COLUMNS, name=lambda e: str(e.seq))
+            emit_list(entries, "name" if output == "name" else "jsonl", AUDIT_COLUMNS, name=lambda e: str(e.seq))
 
 
 def _follow(server: Client, known: list[AuditView], who: str, what: str, target: str) -> Iterator[AuditView]:
@@ -161,6 +159,9 @@ _EVENT_TEXTS = {
     "job.started": "started",
     "job.held": "held",
     "job.released": "released",
+    "job.suspend_requested": "suspend requested",
+    "job.suspended": "suspended",
+    "job.resumed": "resumed",
     "job.cancel_requested": "cancel requested",
     "job.requeue_requested": "requeue requested",
     "job.requeued": "back in the queue",

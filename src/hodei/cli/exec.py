@@ -9,7 +9,7 @@ import click
 
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, job_argument, node_argument, stream_output_option
-from hodei.cli.output import emit_one
+from hodei.cli.output import emit_one, is_for_people
 from hodei.cli.refs import resolve_job
 from hodei.cli.times import parse_timeout_ms
 
@@ -103,7 +103,7 @@ def _execute(
         raise UsageProblem(f"--timeout {timeout[:40]}: from 1s to 5m", hint="write it as 30s or 2m")
     with client(timeout_s + 30) as server:
         result = call(server, command, timeout_s)
-    if output in ("table", "wide"):
+    if is_for_people(output):
         click.echo(result.stdout, nl=False)
         click.echo(result.stderr, nl=False, err=True)
     else:

@@ -96,11 +96,15 @@ def exit_code(
 ) -> int:
     """Run the `main` of a click command. Every error becomes text on stderr and a documented exit code;
     `invalid_input` is the code for a file or setting with mistakes."""
+    stdout = sys.stdout
     try:
         code = main(args, program, **extra | {"standalone_mode": False})
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has closed the pipe (`hodei jobs | head`): no message now, and none at exit.
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader has closed the pipe (`hodei jobs | head`): no message now, and none at exit. click makes it a
+        # SystemExit and replaces stdout.
+        if isinstance(error, SystemExit) and sys.stdout is stdout:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except Exception as error:

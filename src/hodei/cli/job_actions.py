@@ -13,7 +13,7 @@ from hodei.cli import errors, logs
 from hodei.cli.errors import UsageProblem
 from hodei.cli.jobs import COLUMNS
 from hodei.cli.options import client, complete_nodes, headers_option, jobs_argument, output_option
-from hodei.cli.output import clean, emit_list, note
+from hodei.cli.output import clean, counted, emit_list, is_for_people, note
 from hodei.cli.refs import (
     ACTIVE,
     Targets,
@@ -110,7 +110,7 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, ou
     with client() as server:
         targets = resolve_targets(server, jobs)
         if "all" in jobs and targets.jobs and not yes:
-            _confirm(f"cancel {len(targets.jobs)} active jobs?", hint="add --yes")
+            _confirm(f"cancel {counted(len(targets.jobs), 'active job')}?", hint="add --yes")
         code = _apply(targets, lambda id: server.cancel(id, reason), output, _CANCEL, "cancelled", array_done=_CANCEL)
     ctx.exit(code)
 
@@ -150,7 +150,7 @@ def _all_failed(server: Client, targets: Targets, *, yes: bool) -> list[int]:
     """With `--failed`, `all` means every failed job, not every active one."""
     failed = sorted({view.id for view in server.jobs(state=("failed",))} - set(targets.jobs))
     if failed and not yes:
-        _confirm(f"requeue {len(failed)} failed jobs?", hint="add --yes")
+        _confirm(f"requeue {counted(len(failed), 'failed job')}?", hint="add --yes")
     return failed
 
 
@@ -178,7 +178,7 @@ def _confirm_succeeded(array: JobView) -> None:
 
 def _requeue_failed(server: Client, targets: Targets, output: str) -> None:
     done = server.requeue_all(targets.jobs, [array.id for array in targets.arrays], failed=True)
-    if output not in ("table", "wide"):
+    if not is_for_people(output):
         views = [server.job(id).job for id in (*done.requeued, *done.revived)]
         emit_list(views, output, (), name=reference_text)
     else:
@@ -194,7 +194,9 @@ def _requeue_failed(server: Client, targets: Targets, output: str) -> None:
         for id in done.revived:
             click.echo(f"job {id}{name_in_brackets(server.job(id).job)} is pending again: its dependency had failed")
     if done.refused:
-        note(f"{len(done.refused)} jobs of other users failed because they depended on these; they are unchanged")
+        note(
+            f"unchanged: {counted(len(done.refused), 'job')} of other users that failed because of a dependency on these"
+        )
     if not done.requeued:
         note("nothing to do: none of them has failed")
 
@@ -269,7 +271,7 @@ def _apply(targets: Targets, act: Action, output: str, requested: str, done: str
 
     arrays, array_code = _call_each([ArrayId(array.id) for array in targets.arrays], act)
     jobs, code = _call_each(targets.jobs, act)
-    if output not in ("table", "wide"):
+    if not is_for_people(output):
         emit_list([*arrays, *jobs], output, (), name=reference_text)
         return array_code or code
     for view in arrays:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hodei.cli.options import client, job_argument, stream_output_option
-from hodei.cli.output import emit_list, note
+from hodei.cli.output import emit_list, is_for_people, note
 from hodei.cli.refs import is_array_row, name_text, quoted_reference, resolve_targets, single_job
 from hodei.cli.times import iso, parse_since_ms, timestamp
 from hodei.model.errors import HodeiError, NotFound
@@ -61,7 +61,7 @@ def logs(
         # A per-node job has as many members as have run.
         is_gang = detail is not None and (view.members > 1 or len({run.member for run in detail.runs}) > 1)
         many = bool(targets.arrays) or (is_gang and member is None)
-        if output not in ("table", "wide"):
+        if not is_for_people(output):
             _emit_lines(server, view, options, output)
             return
         by_line = many or since

@@ -45,7 +45,7 @@ COMMANDS: dict[str, dict[str, Lazy]] = {
     "Server": {
         "up": Lazy("serve", "up", "Start a server with its scheduler, store and local agent."),
         "down": Lazy("serve", "down", "Stop the server that `up` started."),
-        "config": Lazy("config", "config", "Show, check, change and undo the configuration of a running server."),
+        "config": Lazy("config", "config", "Show, change and undo the configuration of a running server; `config set --dry-run` checks one."),
         "doctor": Lazy("doctor", "doctor", "Check this installation and report how to fix problems."),
         "version": Lazy("doctor", "version", "Print the version of client and server."),
     },
@@ -55,7 +55,7 @@ COMMANDS: dict[str, dict[str, Lazy]] = {
         "node": Lazy("nodes", "node", "List, show, cordon, drain, taint or label nodes."),
         "backend": Lazy("resources", "backend", "Manage the systems that jobs run on."),
         "reservation": Lazy("resources", "reservation", "Reserve capacity for a project and a time window."),
-        "share": Lazy("share", "share", "Show each account's share and use of the cluster; explain a project's share."),
+        "share": Lazy("share", "share", "Show each account's share and use of the cluster."),
         "quota": Lazy("share", "quota", "Show usage and quotas of projects."),
         "event": Lazy("events", "event", "Print or follow events."),
         "audit": Lazy("events", "audit", "Print or follow the audit log."),

@@ -16,7 +16,18 @@ from hodei.cli.errors import UsageProblem
 from hodei.cli.exec import exec_on_node
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, node_argument, output_option, redraw, watch_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, fields, labels_text, note, short_amount
+from hodei.cli.output import (
+    Column,
+    clean,
+    counted,
+    emit_list,
+    emit_one,
+    fields,
+    is_for_people,
+    labels_text,
+    note,
+    short_amount,
+)
 from hodei.cli.resources import Verb, add_verbs
 from hodei.cli.times import clock, duration_text, ms_of, now_ms, parse_timeout_ms
 from hodei.jobfile.values import format_numbers
@@ -107,7 +118,7 @@ def drain(ctx: click.Context, name: str, wait: bool, timeout: str | None, output
             found, code = until_empty(server, found, timeout)
             _print_node(found, output, "drained" if not code else "still draining")
             ctx.exit(code)
-        _print_node(found, output, f"draining: {found.runs} runs left" if found.runs else "drained")
+        _print_node(found, output, f"draining: {counted(found.runs, 'run')} left" if found.runs else "drained")
 
 
 POLL_S = 0.5
@@ -121,7 +132,7 @@ def until_empty(server: Client, node: NodeView, timeout: str | None) -> tuple[No
         while node.runs:
             if node.runs != shown:
                 shown = node.runs
-                line = f"{shown} {'run' if shown == 1 else 'runs'} left on {node.name}"
+                line = f"{counted(shown, 'run')} left on {node.name}"
                 click.echo(f"\r{line}\x1b[K" if terminal else line, nl=not terminal, err=True)
             if deadline is not None and time.monotonic() >= deadline:
                 return node, errors.TIMED_OUT
@@ -166,7 +177,12 @@ def label(name: str, labels: tuple[str, ...], output: str) -> None:
         else:
             raise UsageProblem(f"{text[:80]!r} is not a label", hint="write KEY=VALUE to set it, KEY- to remove it")
     with client() as server:
-        _print_node(server.patch_node(name, NodePatch(labels=wanted)), output, "labeled")
+        found = server.node(name).labels
+        for key, value in wanted.items():
+            if value is None and key not in found:
+                raise NotFound(f"node {name} has no label {key}", hint=f"hodei node show {name}")
+        word = "labeled" if any(value is not None for value in wanted.values()) else "unlabeled"
+        _print_node(server.patch_node(name, NodePatch(labels=wanted)), output, word)
 
 
 def parse_taint(text: str) -> tuple[str, str, str, bool]:
@@ -300,7 +316,7 @@ def history(name: str, since: str, until: str, limit: int, every: bool, output: 
             left = _PAGE if every else min(limit - len(runs), _PAGE)
             page = server.node_history(name, since=span[0], until=span[1], after=page.next, limit=left)
     emit_list(runs, output, HISTORY_COLUMNS, name=lambda r: r.run, headers=not no_headers, empty="no runs")
-    if output in ("table", "wide"):
+    if is_for_people(output):
         more = f"there may be more than these {len(runs)}: --limit, --all"
         note(more if page.next else _utilisation(busy_ms, span))
 

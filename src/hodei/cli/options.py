@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from hodei.cli.output import FORMATS, note
+from hodei.cli.output import FORMATS, is_for_people, note
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -129,7 +129,7 @@ def redraw(server: Client, fetch: Callable[[], T], draw: Callable[[T], None], ou
                 note("the server does not answer; trying again")
                 pause.wait(_RETRY_S)
                 continue
-            if sys.stdout.isatty() and output in ("table", "wide"):
+            if sys.stdout.isatty() and is_for_people(output):
                 click.echo(_CLEAR, nl=False)
             draw(found)
             sys.stdout.flush()

@@ -64,6 +64,16 @@ def note(text: str) -> None:
     click.echo(clean(text), err=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`"""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def is_for_people(output: str) -> bool:
+    """Whether this format is for people: with the others, nothing but data is printed."""
+    return output in ("table", "wide")
+
+
 def item_name(item: Any) -> str:
     return str(item.name)
 

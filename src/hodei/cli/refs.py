@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.output import clean, fields
+from hodei.cli.output import clean, counted, fields
 from hodei.model.array import parse_indices
-from hodei.model.errors import InvalidInput
+from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.job import JOB_ENDED, JOB_TRANSITIONS
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def numbers(text: str) -> list[int] | None:
     for part in text.replace("_", "").split(","):
         bounds, _, step = part.partition(":")
         first, _, last = bounds.partition("-")
+        if not int(first):
+            raise NotFound("there is no job 0", hint="ids start at 1; hodei jobs -a lists all jobs")
         if last and int(last) < int(first):
             raise UsageProblem(f"{part!r} counts backwards", hint=f"write {last}-{first}")
         if step and int(step) == 0:
@@ -161,7 +163,7 @@ def elements_text(view: JobView) -> str:
     """The states of the elements, for the row of an array."""
     if view.array is None or not is_array_row(view):
         return ""
-    return f"{view.array.count} elements: {state_counts(view.array)}"
+    return f"{counted(view.array.count, 'element')}: {state_counts(view.array)}"
 
 
 def state_counts(array: ArrayView) -> str:

@@ -14,7 +14,7 @@ from hodei.cli.documents import read_toml
 from hodei.cli.errors import UsageProblem
 from hodei.cli.groups import Group
 from hodei.cli.options import client, complete_nodes, headers_option, output_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, fields, note, short_amount
+from hodei.cli.output import Column, clean, emit_list, emit_one, fields, is_for_people, note, short_amount
 from hodei.cli.times import ago, clock, duration_text, ms_of
 
 if TYPE_CHECKING:
@@ -165,14 +165,14 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 
 def _describe_backend(view: BackendView) -> str:
     return fields([
-        ("Backend", view.name),
-        ("Kind", view.kind),
-        ("State", f"{view.state}{' since ' + ago(view.since) if view.since else ''}"),
-        ("Reason", view.reason),
-        ("From", "the configuration file" if view.source == "file" else "created at run time"),
-        ("Nodes", str(view.nodes)),
-        ("Runs", str(view.runs)),
-        ("Can", ", ".join(view.capabilities)),
+        ("name", view.name),
+        ("kind", view.kind),
+        ("state", f"{view.state}{' since ' + ago(view.since) if view.since else ''}"),
+        ("reason", view.reason),
+        ("from", "the configuration file" if view.source == "file" else "created at run time"),
+        ("nodes", str(view.nodes)),
+        ("runs", str(view.runs)),
+        ("can", ", ".join(view.capabilities)),
         *((f"  {key}", str(value)) for key, value in sorted(view.settings.items())),
     ])  # fmt: skip
 
@@ -355,7 +355,7 @@ def create_reservation(
     with client() as server:
         made = server.create_reservation(request)
     emit_one(made, output, text=_created)
-    if output in ("table", "wide"):
+    if is_for_people(output):
         for late in made.late:
             note(f"warning: {_late_text(late, made.at_start)}")
 

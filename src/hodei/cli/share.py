@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli.errors import UsageProblem
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, indent, table
 from hodei.cli.times import clock
+from hodei.model.errors import NotFound
 from hodei.model.resources import format_duration, human_amount
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _LAST = (
 COLUMNS = {
     "fair_tree": (
         *_TOP,
-        Column("DUE", lambda row: _percent(row.promised)),
+        Column("DUE", lambda row: _percent(row.due)),
         Column("USED", lambda row: _percent(row.used)),
         Column("USAGE", lambda row: _usage(row.usage)),
         Column("LEVELFS", lambda row: "-" if row.level_fs is None else f"{row.level_fs:.4g}"),
@@ -37,7 +37,7 @@ COLUMNS = {
     ),
     "classic": (
         *_TOP,
-        Column("DUE", lambda row: _percent(row.promised)),
+        Column("DUE", lambda row: _percent(row.due)),
         Column("USED", lambda row: _percent(row.used)),
         Column("USAGE", lambda row: _usage(row.usage)),
         Column("EFFECTIVE", lambda row: "-" if row.effective is None else _percent(row.effective)),
@@ -87,10 +87,10 @@ def list_shares(output: str) -> None:
     emit_one(report, output, name=lambda r: r.formula, text=_report)
 
 
-@share.command()
+@share.command("show")
 @click.argument("project", metavar="PROJECT")
 @output_option
-def explain(project: str, output: str) -> None:
+def show_share(project: str, output: str) -> None:
     """Print the full calculation of the factors of a project and its users."""
     with client() as server:
         report = server.shares(project)
@@ -99,11 +99,11 @@ def explain(project: str, output: str) -> None:
     emit_one(report, output, name=lambda _: project, text=_explained)
 
 
-def _unknown_account(project: str, report: ShareReport) -> UsageProblem:
+def _unknown_account(project: str, report: ShareReport) -> NotFound:
     accounts = [row.account for row in report.rows if not row.user or "/" not in row.account]
     known = sorted({account.split("/")[-1] for account in accounts})
     more = " and more" if len(known) > 10 else ""
-    return UsageProblem(
+    return NotFound(
         f"there is no account {project!r}", hint=f"accounts so far: {', '.join(known[:10])}{more}" if known else ""
     )
 
@@ -121,14 +121,29 @@ def quota() -> None:
 
 
 @quota.command("list")
-@click.argument("project", metavar="[PROJECT]", required=False, default="")
 @headers_option
 @output_option
-def list_quotas(project: str, no_headers: bool, output: str) -> None:
-    """Show usage and limits of projects: hard and soft quotas, borrowed amounts and borrowers."""
+def list_quotas(no_headers: bool, output: str) -> None:
+    """Show usage and limits of all projects: hard and soft quotas, borrowed amounts and borrowers."""
     with client() as server:
-        rows = [row for row in server.quotas() if project in ("", row.project)]
-    unset = "no quotas are set" + (f" for {project}" if project else "") + "; see docs/how-to/share-a-cluster.md"
+        _print_quotas(server.quotas(), no_headers, output)
+
+
+@quota.command("show")
+@click.argument("project", metavar="PROJECT")
+@headers_option
+@output_option
+def show_quota(project: str, no_headers: bool, output: str) -> None:
+    """Show usage and limits of one project."""
+    with client() as server:
+        rows = [row for row in server.quotas() if row.project == project]
+    if not rows:
+        raise NotFound(f"project {project!r} has no quota", hint="projects that have one: hodei quota list")
+    _print_quotas(rows, no_headers, output)
+
+
+def _print_quotas(rows: list[QuotaRow], no_headers: bool, output: str) -> None:
+    unset = "no quotas are set; see docs/how-to/share-a-cluster.md"
     emit_list(
         rows, output, QUOTAS, name=lambda row: f"{row.project}/{row.resource}", headers=not no_headers, empty=unset
     )
@@ -156,12 +171,12 @@ def _sum(row: ShareRow, report: ShareReport) -> str:
     due = "like its parent account" if row.shares == "parent" else f"{row.shares} of {row.level_shares} shares"
     if report.formula == "classic" and "/" in row.account:
         due += " of its parent's share"
-    lines.append(f"due       {due} = {row.promised:.6f}" + (" of everything" if report.formula == "classic" else ""))
+    lines.append(f"due       {due} = {row.due:.6f}" + (" of everything" if report.formula == "classic" else ""))
     if report.formula == "classic":
         lines.append(f"used      {_usage(row.usage)} = {row.used:.6f} of everything")
         effective = 0.0 if row.effective is None else row.effective
         lines.append(f"counted   {effective:.6f}, its own and its siblings' use")
-        lines.append(f"factor    2^(-{effective:.6f} / {row.promised:.6f}) = {row.factor_milli / 1000:.3f}")
+        lines.append(f"factor    2^(-{effective:.6f} / {row.due:.6f}) = {row.factor_milli / 1000:.3f}")
     else:
         lines.append(f"used      {_usage(row.usage)} of {_usage(row.level_usage)} on its level = {row.used:.6f}")
         level = "nothing used yet, so first" if row.level_fs is None else f"{row.level_fs:.6f}"

@@ -16,7 +16,7 @@ from hodei.cli.documents import checked, document_of, job_options, read_document
 from hodei.cli.errors import UsageProblem
 from hodei.cli.logs import STREAMS, copy_lines, copy_streams
 from hodei.cli.options import client, headers_option, output_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, note
+from hodei.cli.output import Column, clean, counted, emit_list, emit_one, is_for_people, note
 from hodei.model.errors import HodeiError, InvalidInput
 
 if TYPE_CHECKING:
@@ -69,12 +69,13 @@ def submit(
             {"id": int(id), "name": document_name(document)} | _element_count(document)
             for id, document in zip(ids, documents, strict=False)
         ]
-        if output in ("table", "wide") and not quiet:
+        if is_for_people(output) and not quiet:
             for job in submitted:
                 count = job.get("elements")
                 what = f"array {job['id']}[]" if count else f"job {job['id']}"
                 name = f" ({clean(job['name'])})" if job["name"] else ""
-                click.echo(f"{what}{name} submitted{f': {count} elements' if count else ''}")
+                elements = f": {counted(count, 'element')}" if count else ""
+                click.echo(f"{what}{name} submitted{elements}")
         else:
             emit_list(submitted, "name" if quiet else output, (), name=_id_of)
         if wait:
@@ -105,7 +106,7 @@ def plan(
     with client() as server:
         documents = documents_from(ctx, files, given, local=lambda: server.loopback)
         plans = unless_too_large(ctx, lambda: server.plan(documents))
-    if output in ("table", "wide") and len(plans) == 1:
+    if is_for_people(output) and len(plans) == 1:
         click.echo(render(plans[0], wide=output == "wide", planned=True))
     else:
         columns = [

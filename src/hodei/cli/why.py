@@ -10,7 +10,7 @@ import click
 from hodei.cli.documents import job_options, read_toml
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, complete_nodes, job_argument, output_option
-from hodei.cli.output import Column, clean, emit_one, fields, indent, is_unicode, paint, table
+from hodei.cli.output import Column, clean, counted, emit_one, fields, indent, is_for_people, is_unicode, paint, table
 from hodei.cli.refs import id_text, name_text, resolve_job, resolve_targets, single_job, state_counts
 from hodei.cli.submit import COMMAND, FilesOrCommand, documents_from, unless_too_large
 from hodei.cli.times import ago, clock, duration_text
@@ -63,7 +63,7 @@ def why(job: str, pod: str, node: str, output: str) -> None:
             raise UsageProblem(f"unexpected argument {pod!r}", hint="one job, or: hodei why pod NAMESPACE/NAME")
         from hodei.cli.serve import start_kube
 
-        start_kube(["why", pod, *(["-o", "json"] if output == "json" else [])])
+        start_kube(["why", pod, "-o", output])
     with client() as server:
         targets = resolve_targets(server, [job])
         if targets.arrays:
@@ -267,7 +267,7 @@ def explain_array(server: Client, array: JobView, node: str, output: str) -> Non
         explained.append((code, elements, server.why(elements[0].id, node)))
     if not explained:
         explained.append(("", [], server.why(array.array.first, node)))
-    if output not in ("table", "wide"):
+    if not is_for_people(output):
         answer: dict[str, Any] = {
             "array": array,
             "reasons": [{"code": code, "jobs": [view.id for view in of], "why": why} for code, of, why in explained],
@@ -395,7 +395,7 @@ def render_whatif(answer: WhatIf) -> str:
         if jobs:
             parts.append(f"{title}\n" + indent(_moved(jobs, answer.at_ms)))
     if answer.same:
-        parts.append(f"{answer.same} pending job{'s' if answer.same > 1 else ''} would start at the same time")
+        parts.append(f"{counted(answer.same, 'pending job')} would start at the same time")
     elif not (answer.jobs or answer.evicted or answer.later or answer.sooner):
         parts.append("no job is pending: nothing would change")
     parts += [f"note: {clean(note)}" for note in answer.notes]

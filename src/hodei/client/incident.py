@@ -146,7 +146,10 @@ class IncidentJob:
         return ended_ms - max(requested, default=ended_ms)
 
     def facts(self) -> list[TimedFact]:
-        verbs = {"job.cancel_requested": "cancel", "job.released": "release", "job.requeue_requested": "requeue"}
+        verbs = {
+            "job.cancel_requested": "cancel", "job.released": "release", "job.resumed": "release",
+            "job.requeue_requested": "requeue",
+        }  # fmt: skip
         out: list[TimedFact] = []
         requeue_requested = False
         for event in self._events:

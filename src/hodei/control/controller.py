@@ -58,7 +58,7 @@ from hodei.model.facts import (
     NodeOverridden,
     OverridesRestored,
     Reconfigured,
-    ReservationCancelled,
+    ReservationDeleted,
     ReservationMade,
     RunObserved,
     StartsForecast,
@@ -258,8 +258,8 @@ class Controller:
                 cluster.put_overrides(overrides, new=False)
             case ReservationMade():
                 self.reservations.made(fact.reservation, now_ms, restored=fact.restored)
-            case ReservationCancelled():
-                self.reservations.cancelled(fact.name, fact.by, now_ms)
+            case ReservationDeleted():
+                self.reservations.deleted(fact.name, fact.by, now_ms)
             case EventNoted():
                 cluster.emit(fact.kind, now_ms, job=fact.job, **fact.detail)
             case UsageRestored(rows=rows):

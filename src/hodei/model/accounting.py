@@ -12,9 +12,9 @@ Formula = Literal["fair_tree", "classic", "drf"]
 class ShareRow(Struct, frozen=True, omit_defaults=True):
     """`account` is the path from the organisation down, separated by slashes; `user`: it is a leaf.
 
-    `promised` is shares over `level_shares` (of everything in the classic formula, of the level in the tree); `used` is
+    `due` is shares over `level_shares` (of everything in the classic formula, of the level in the tree); `used` is
     `usage` as a part of everything (or of `level_usage`). Classic: `effective` is the usage that counts. Tree:
-    `level_fs` is promised over used (None without usage), `rank` the position among `ranked` users, counted down. DRF:
+    `level_fs` is due over used (None without usage), `rank` the position among `ranked` users, counted down. DRF:
     `used` is the current share of the `dominant` resource.
     """
 
@@ -23,7 +23,7 @@ class ShareRow(Struct, frozen=True, omit_defaults=True):
     factor_milli: int
     user: bool = False
     level_shares: int = 0
-    promised: float = 0.0
+    due: float = 0.0
     usage: int = 0
     level_usage: int = 0
     used: float = 0.0

@@ -404,7 +404,7 @@ class ConfigDifference(Struct, frozen=True, omit_defaults=True):
 
 
 class ConfigChange(Struct, frozen=True, omit_defaults=True):
-    """What a configuration change did or, if not `applied`, would do. `number` is the version in force. `effect`: how
+    """What a configuration change did or, if not `applied`, would do. `number` is the active version. `effect`: how
     start times would change, for a dry run. `needs_restart`: settings that differ and take effect only after a restart.
     """
 
@@ -457,7 +457,7 @@ def imported_plugins(scheduling: SchedulingConfig) -> set[str]:
 
 
 def version_to_restore(history: tuple[ConfigVersion, ...]) -> ConfigVersion | None:
-    """The version that `undo` restores: the last one before the version in force, whatever its origin."""
+    """The version that `undo` restores: the last one before the active version, whatever its origin."""
     if not history:
         return None
     current = history[-1].restores or history[-1].number

@@ -178,8 +178,8 @@ class ReservationMade(Fact, frozen=True):
     restored: bool = False
 
 
-class ReservationCancelled(Fact, frozen=True):
-    """A reservation was cancelled, before or during its window."""
+class ReservationDeleted(Fact, frozen=True):
+    """A reservation was deleted, before or during its window."""
 
     name: str
 
@@ -197,7 +197,7 @@ class HistoryRestored(Fact, frozen=True):
 
 
 class Reconfigured(Fact, frozen=True):
-    """Another configuration is in force; it was validated before. `number` and `how`: its version and origin."""
+    """Another configuration is active; it was validated before. `number` and `how`: its version and origin."""
 
     scheduling: SchedulingConfig
     number: int = 0
@@ -239,7 +239,7 @@ AnyFact = (
     | BackendReported
     | NodeOverridden
     | ReservationMade
-    | ReservationCancelled
+    | ReservationDeleted
     | StartsForecast
     | EventNoted
     | HistoryRestored

@@ -365,6 +365,11 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     failed_on: tuple[str, ...] = ()
 
     @property
+    def title(self) -> str:
+        """For messages, before the job has an id."""
+        return f"job {self.name!r}" if self.name else "the job"
+
+    @property
     def size(self) -> int:
         return sum(task.count for task in self.tasks)
 

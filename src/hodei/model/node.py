@@ -12,6 +12,12 @@ from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+_ARCHITECTURES = {"x86_64": "amd64", "x64": "amd64", "aarch64": "arm64"}
+
+
+def architecture(name: str) -> str:
+    """One name per architecture, the one of Kubernetes: `amd64` for `x86_64`."""
+    return _ARCHITECTURES.get(name.lower(), name.lower())
 
 
 class Taint(Struct, frozen=True, omit_defaults=True):

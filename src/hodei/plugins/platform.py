@@ -9,14 +9,7 @@ from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.job import BackendChoice, Reason, TaskSpec
-
-_ALIASES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
-
-
-def architecture(name: str) -> str:
-    """One name per architecture."""
-    low = name.lower()
-    return _ALIASES.get(low, low)
+from hodei.model.node import architecture
 
 
 class Platform:

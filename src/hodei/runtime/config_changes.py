@@ -55,7 +55,7 @@ def load_history(store: Store) -> tuple[ConfigVersion, ...]:
 def resolve_history(
     store: Store, file: SchedulingConfig, now_ms: int, check: Callable[[SchedulingConfig], object]
 ) -> tuple[ConfigVersion, ...]:
-    """At start-up: the history, whose last entry is the configuration in force."""
+    """At start-up: the history, whose last entry is the active configuration."""
     history, digest = load_history(store), config_fingerprint(file)
     if store.suspects:
         store.repair(now_ms)
@@ -159,7 +159,7 @@ class ConfigChanges:
             await service.loop.commit(facts, [_note(history)], wait_for_store=True)
             self.history = history
             service.scheduling, service.profiles = scheduling, tuple(sorted(service.controller.engine.profiles))
-            log.info("configuration %d (%s by %s) is in force: %d changes", entry.number, how, by, len(changes))
+            log.info("configuration %d (%s by %s) is active: %d changes", entry.number, how, by, len(changes))
             kept = "it is kept in the store and applies until the configuration file is edited; the file is unchanged"
             return ConfigChange(True, entry.number, changes, later, notes=() if how == "reload" else (kept,))
 

@@ -126,7 +126,7 @@ class Loop:
         if caller is not None and self.store_error is not None:
             raise Unavailable(
                 f"the store is not writable, so nothing was done: {self.store_error.message}",
-                hint=f"{self.store_error.hint or 'run `hodei doctor`'}; then try again",
+                hint=f"{self.store_error.hint or 'check the disk of the server'}; then try again",
             )
 
     async def _check_rights(self, rights: Rights, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:

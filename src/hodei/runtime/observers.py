@@ -35,6 +35,7 @@ _COLLECT_S = 1.0
 HOOKS = {
     "job.submitted": "on_job_queued",
     "job.released": "on_job_queued",
+    "job.resumed": "on_job_queued",
     "job.requeued": "on_job_queued",
     "job.dependencies_met": "on_job_queued",
     "job.scheduled": "on_job_scheduled",

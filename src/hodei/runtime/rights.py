@@ -85,7 +85,7 @@ _NO_ESCALATION = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escala
 
 
 class Rights:
-    """`policy` returns the one in force. `role_of` returns the current role of a user, None without a token; the server sets
+    """`policy` returns the active one. `role_of` returns the current role of a user, None without a token; the server sets
     it. Without it (trials, benchmarks, the Kubernetes scheduler) only requests are checked."""
 
     def __init__(self, policy: Callable[[], AccountsPolicy], jobs: Mapping[JobId, Job]) -> None:
@@ -129,7 +129,7 @@ class Rights:
             requested = max(spec.priority, spec.escalation.promote_to)
             if requested > most:
                 raise NotPermitted(
-                    f"{spec.name} requests priority {requested}; the role {role} may use at most {most}",
+                    f"{spec.title} requests priority {requested}; the role {role} may use at most {most}",
                     hint="request a lower priority, or use a token with another role",
                     code="PRIORITY_TOO_HIGH",
                 )
@@ -144,7 +144,7 @@ class Rights:
         users = policy.project_users.get(spec.project)
         if users is not None and role != "admin" and spec.user not in users:
             raise NotPermitted(
-                f"{spec.name}: project {spec.project!r} is not open to {spec.user}",
+                f"{spec.title}: project {spec.project!r} is not open to {spec.user}",
                 hint="name another project, or ask an administrator (scheduling.admission.project_users)",
                 code="PROJECT_FORBIDDEN",
             )

@@ -39,7 +39,7 @@ from hodei.model.facts import (
     JobSubmitted,
     NodeOverridden,
     OverridesRestored,
-    ReservationCancelled,
+    ReservationDeleted,
     ReservationMade,
     UsageRestored,
 )
@@ -269,7 +269,9 @@ class Service:
                 await self.loop.check_writable()
         except Unavailable as error:
             raise Unavailable(
-                f"the store is not writable: {error.message}", hint=error.hint or "run `hodei doctor`", code="NOT_READY"
+                f"the store is not writable: {error.message}",
+                hint=error.hint or "check the disk of the server, and its log in HOME/server.log",
+                code="NOT_READY",
             ) from error
         if reason := self.not_ready_reason:
             raise Unavailable(reason, hint="try again in a moment", code="NOT_READY")
@@ -547,7 +549,7 @@ class Service:
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
         async with self._reservation_lock:
             status = self.reservation(name)
-            await self.loop.commit([ReservationCancelled(name, by=by)])
+            await self.loop.commit([ReservationDeleted(name, by=by)])
         return status
 
     def _reservation_status(self, reservation: Reservation) -> ReservationStatus:

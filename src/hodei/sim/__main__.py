@@ -5,7 +5,6 @@ Exit codes: 0 done; 1 a simulation failed; 2 invalid command line or input; 130 
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from operator import itemgetter
@@ -14,7 +13,8 @@ from types import FrameType
 import click
 
 from hodei.cli.groups import Group, exit_code
-from hodei.cli.output import Column, table
+from hodei.cli.options import headers_option, output_option
+from hodei.cli.output import Column, emit_list
 from hodei.sim.commands import compare, forecasts, replay
 from hodei.sim.policies import ABOUT, POLICIES
 
@@ -49,28 +49,26 @@ TRACES: list[tuple[str, str, str]] = [
 ]
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-
-
 @sim.command("policies")
-@_json
-def list_policies(as_json: bool) -> None:
+@output_option
+@headers_option
+def list_policies(output: str, no_headers: bool) -> None:
     """List the policies."""
-    _print_list([{"name": name, "about": ABOUT.get(name, "")} for name in POLICIES], as_json)
+    _print_list([{"name": name, "about": ABOUT.get(name, "")} for name in POLICIES], output, no_headers)
 
 
 @sim.command("traces")
-@_json
-def list_traces(as_json: bool) -> None:
+@output_option
+@headers_option
+def list_traces(output: str, no_headers: bool) -> None:
     """List the kinds of traces."""
-    _print_list([{"name": name, "about": about, "example": example} for name, about, example in TRACES], as_json)
+    found = [{"name": name, "about": about, "example": example} for name, about, example in TRACES]
+    _print_list(found, output, no_headers)
 
 
-def _print_list(found: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        click.echo(table(found, [Column(key, itemgetter(key)) for key in found[0]], wide=True, headers=False))
+def _print_list(found: list[dict[str, str]], output: str, no_headers: bool) -> None:
+    columns = [Column(key.upper(), itemgetter(key)) for key in found[0]]
+    emit_list(found, output, columns, name=itemgetter("name"), headers=not no_headers)
 
 
 def main(args: list[str] | None = None) -> int:

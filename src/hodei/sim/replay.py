@@ -1,4 +1,4 @@
-"""`hodei replay [LOG]`: makes every decision of a decision log again and compares the plans."""
+"""`hodei replay [FILE]`: makes every decision of a decision log again and compares the plans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,9 @@ import click
 import msgspec
 
 from hodei.cli.groups import exit_code
+from hodei.cli.options import output_option
+from hodei.cli.output import Column, emit_list, emit_one
+from hodei.cli.times import iso
 from hodei.control.controller import Controller
 from hodei.control.snapshot import load, modules_of
 from hodei.engine.plan import Plan
@@ -228,37 +230,49 @@ def _describe(difference: Difference) -> str:
     return f"\n  logged:  {difference.logged[:400]!r}\n  decided: {difference.decided[:400]!r}"
 
 
-def _list_segments(segments: list[Segment]) -> Iterator[str]:
-    """A line per file: time span, size, steps, and where its initial state comes from."""
-    for segment in segments:
-        times = [int(found[1]) for _, raw in _lines(segment.path) if (found := re.match(rb'\{"now":(\d+)', raw))]
-        span = " to ".join(_utc(at) for at in (times[0], times[-1])) if times else "no steps"
-        base = (
-            "its state file"
-            if segment.state.exists()
-            else "the file before it"
-            if segment.header.continues
-            else "the server start"
-        )
-        size = segment.path.stat().st_size + (segment.state.stat().st_size if segment.state.exists() else 0)
-        yield f"{segment.path.name:<24} {span}  {size / 2**20:8.1f} MiB  {len(times):>9} steps  from {base}"
+class SegmentView(msgspec.Struct):
+    """One file of `--list`. `state`: where its initial state comes from."""
+
+    name: str
+    from_at: str
+    until_at: str
+    bytes: int
+    steps: int
+    state: str
 
 
-def _utc(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+_SEGMENT_COLUMNS = (
+    Column("FILE", lambda s: s.name),
+    Column("FROM", lambda s: s.from_at or "-"),
+    Column("UNTIL", lambda s: s.until_at or "-"),
+    Column("SIZE", lambda s: f"{s.bytes / 2**20:.1f} MiB", right=True),
+    Column("STEPS", lambda s: f"{s.steps}", right=True),
+    Column("INITIAL STATE", lambda s: s.state),
+)
+
+
+def _describe_segment(segment: Segment) -> SegmentView:
+    times = [int(found[1]) for _, raw in _lines(segment.path) if (found := re.match(rb'\{"now":(\d+)', raw))]
+    has_state = segment.state.exists()
+    state = "state file" if has_state else "previous file" if segment.header.continues else "server start"
+    size = segment.path.stat().st_size + (segment.state.stat().st_size if has_state else 0)
+    first, last = (iso(times[0]), iso(times[-1])) if times else ("", "")
+    return SegmentView(segment.path.name, first, last, size, len(times), state)
 
 
 @click.command("replay", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("log", metavar="[LOG]", required=False, type=click.Path(path_type=Path))
-@click.option("--home", type=click.Path(path_type=Path), help="Home directory of the server, without LOG.")
-@click.option("--all", is_flag=True, help="With LOG: all files of that log.")
+@click.argument("log", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--home", metavar="DIR", type=click.Path(path_type=Path), help="Home directory of the server, without FILE."
+)
+@click.option("--all", is_flag=True, help="With FILE: all files of that log.")
 @click.option("--list", is_flag=True, help="Only list the files of the log.")
 @click.option("--trust-plugins", is_flag=True, help="Load every plugin that the log names: their code runs as you.")
-@click.option("--json", is_flag=True, help="Print the result as JSON.")
+@output_option
 def replay_command(**options: Any) -> int:
     """Make every decision of a decision log again, and report whether all plans are identical.
 
-    LOG: one file of a log. Without it: all files of the server's log in HODEI_HOME (or ~/.hodei). A log outside of
+    FILE: one file of a log. Without it: all files of the server's log in HODEI_HOME (or ~/.hodei). A log outside of
     that home may name only built-in plugins and those of the configuration there; see --trust-plugins.
 
     Exit code 0: identical. 1: the first difference is shown. 2: the log cannot be read.
@@ -268,7 +282,7 @@ def replay_command(**options: Any) -> int:
     all_files = given.all or given.list or given.log is None
     segments = segments_of(given.log or home / _NAME) if all_files else segments_to_replay(given.log)
     if given.list:
-        print("\n".join(_list_segments(segments)))
+        emit_list([_describe_segment(segment) for segment in segments], given.output, _SEGMENT_COLUMNS)
         return 0
     trusted = None if given.trust_plugins else trusted_plugins(home, given.log)
     result = replay_segments(segments, trusted)
@@ -279,19 +293,23 @@ def replay_command(**options: Any) -> int:
             hint="the server's own log says why; a larger server.decision_log_size or a restart saves a new state",
         )
     same = result.difference is None
-    if given.json:
-        at = result.difference.line if result.difference else None
-        print(msgspec.json.encode({"identical": same, "steps": result.steps, "facts": result.facts,
-                                   "binds": result.binds, "line": at, "files": result.files}).decode())  # fmt: skip
-    elif result.difference is None:
-        files = f" in {result.files} files" if result.files > 1 else ""
-        print(f"identical: {result.steps} steps, {result.facts} facts, {result.binds} binds{files}")
-    else:
-        file = f"{result.difference.path.name}, " if len(segments) > 1 else ""
-        print(f"different at {file}line {result.difference.line} (step {result.steps}): {_describe(result.difference)}")
+    numbers = {
+        "identical": same, "steps": result.steps, "facts": result.facts, "binds": result.binds,
+        "line": result.difference.line if result.difference else None, "files": result.files,
+    }  # fmt: skip
+    name = "identical" if same else "different"
+    emit_one(numbers, given.output, name=lambda _: name, text=lambda _: _describe_result(result, len(segments)))
     for path in result.skipped:
         print(f"skipped: {path.name}, its initial state is unknown", file=sys.stderr)
     return 0 if same else 1
+
+
+def _describe_result(result: Result, segments: int) -> str:
+    if result.difference is None:
+        files = f" in {result.files} files" if result.files > 1 else ""
+        return f"identical: {result.steps} steps, {result.facts} facts, {result.binds} binds{files}"
+    file = f"{result.difference.path.name}, " if segments > 1 else ""
+    return f"different at {file}line {result.difference.line} (step {result.steps}): {_describe(result.difference)}"
 
 
 def main(args: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from benchmarks.__main__ import main
 
 
 def test_where_nothing_was_placed_there_is_no_rate_and_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["engine", "--nodes", "2", "--jobs", "5", "--shapes", "1", "--json"]) == 0
+    assert main(["engine", "--nodes", "2", "--jobs", "5", "--shapes", "1", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["placed"] == 0
     assert not {"decisions_per_s", "p50_ms", "kube_scheduler_floor"} & set(found)
@@ -18,7 +18,7 @@ def test_where_nothing_was_placed_there_is_no_rate_and_a_note(capsys: pytest.Cap
 
 
 def test_where_something_was_placed_there_is_a_rate_and_no_note(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["engine", "--nodes", "40", "--jobs", "5", "--shapes", "1", "--json"]) == 0
+    assert main(["engine", "--nodes", "40", "--jobs", "5", "--shapes", "1", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["placed"] == 5
     assert {"decisions_per_s", "p50_ms", "kube_scheduler_floor"} <= set(found)

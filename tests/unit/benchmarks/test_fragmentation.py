@@ -28,6 +28,6 @@ def test_the_default_leaves_no_more_than_spreading_or_packing_alone(mix: str) ->
 
 
 def test_the_command_tells_each_mix(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["fragmentation", "--nodes", "20", "--seeds", "1", "--json"]) == 0
+    assert bench.main(["fragmentation", "--nodes", "20", "--seeds", "1", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {f"{mix}_unusable_percent" for mix in MIXES} <= told.keys()

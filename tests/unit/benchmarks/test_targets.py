@@ -39,7 +39,7 @@ def test_the_exit_code_tells_whether_all_pass(
     monkeypatch.setitem(PARTS, "made up", slow)
     assert main(["targets", "--only", "made up"]) == 1
     assert "FAIL" in capsys.readouterr().out
-    assert main(["targets", "--only", "made up", "--json"]) == 1
+    assert main(["targets", "--only", "made up", "-o", "json"]) == 1
     [row] = json.loads(capsys.readouterr().out)["targets"]
     assert (row["figure"], row["pass"]) == (2.5, False)
     monkeypatch.setitem(PARTS, "made up", lambda divide: [Figure("a", 1, 0.5, "s", "made up")])
@@ -51,7 +51,7 @@ def test_the_exit_code_tells_whether_all_pass(
 @pytest.mark.real
 @pytest.mark.slow
 def test_the_parts_with_a_real_server_give_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["targets", "--quick", "--only", "server,processes", "--json"])
+    main(["targets", "--quick", "--only", "server,processes", "-o", "json"])
     rows = {row["target"]: row for row in json.loads(capsys.readouterr().out)["targets"]}
     assert rows["jobs that ended well"]["figure"] == 100
     assert rows["jobs at once"]["pass"]

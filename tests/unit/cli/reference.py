@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
+
 import click
 
 from hodei.cli.main import ALIASES, COMMANDS, cli
@@ -20,7 +23,8 @@ token, `HODEI_CA_FILE` the authority of an `https` server. The token in the home
 (every active job; with `requeue --failed` every failed job).
 
 **Names**: commands are `hodei NOUN VERB`, with `list`, `show`, `create` and `delete` wherever they apply. Frequent ones have a
-short [alias](#aliases). **Files**: a FILE argument; `-` reads stdin. **Selectors**: `-l`, `--selector`.
+short [alias](#aliases). **Files**: a FILE argument; `-` reads stdin. **Selectors** (`-l`, `--selector`): `zone=a, !spot, disk in
+(ssd, nvme)`, as in Kubernetes.
 
 **Output**: a table by default. `-o wide` shows more columns. `-o json|jsonl|yaml|name` is for programs: field names are
 those of the API and are only ever added, times are ISO 8601 in UTC, several items are a list and one item is an object.
@@ -29,27 +33,44 @@ never with `NO_COLOR`.
 """
 
 
-def sections() -> dict[str, str]:
-    """The help of every command by its full name, in the order of `hodei --help`."""
-    out: dict[str, str] = {}
+# Commands that run as programs of their own.
+PROGRAMS = {
+    "kube": "hodei.kube.scheduler.commands:kube",
+    "sim": "hodei.sim.__main__:sim",
+    "replay": "hodei.sim.replay:replay_command",
+    "test": "hodei.sim.scenario.__main__:test",
+    "bench": "benchmarks.__main__:bench",
+}
+
+
+def walk() -> Iterator[tuple[str, click.Command, str]]:
+    """The full name of every command, the command and its help, in the order of `hodei --help`."""
     root = click.Context(cli, info_name="hodei", **cli.context_settings)
     for section in COMMANDS.values():
         for name in section:
             command = cli.get_command(root, name)
+            if name in PROGRAMS:
+                module, _, attribute = PROGRAMS[name].partition(":")
+                command = getattr(import_module(module), attribute)
             assert command is not None
-            ctx = click.Context(command, info_name=name, parent=root, terminal_width=100, max_content_width=100)
-            out[f"hodei {name}"] = command.get_help(ctx)
-            for sub in command.list_commands(ctx) if isinstance(command, click.Group) else ():
-                inner = command.get_command(ctx, sub)
-                below = click.Context(inner, info_name=sub, parent=ctx, terminal_width=100, max_content_width=100)
-                out[f"hodei {name} {sub}"] = inner.get_help(below)
-    return out
+            yield from _walk_below(command, name, root)
+
+
+def _walk_below(command: click.Command, name: str, above: click.Context) -> Iterator[tuple[str, click.Command, str]]:
+    ctx = click.Context(command, info_name=name, parent=above, terminal_width=100, max_content_width=100)
+    yield ctx.command_path, command, command.get_help(ctx)
+    for sub in command.list_commands(ctx) if isinstance(command, click.Group) else ():
+        inner = command.get_command(ctx, sub)
+        assert inner is not None
+        yield from _walk_below(inner, sub, ctx)
 
 
 def document() -> str:
-    aliases = "\n".join(f"| `hodei {alias}` | `hodei {path}` |" for alias, path in ALIASES.items())
+    defaults = {name: f"{name} {command.default}" for name, command, _ in walk() if getattr(command, "default", "")}
+    known = {f"hodei {alias}": f"hodei {path}" for alias, path in ALIASES.items()} | defaults
+    aliases = "\n".join(f"| `{alias}` | `{path}` |" for alias, path in known.items())
     parts = [INTRO, f"## Aliases\n\n| alias | command |\n|---|---|\n{aliases}\n"]
-    parts += [f"## {name}\n\n```text\n{text}\n```\n" for name, text in sections().items()]
+    parts += [f"## {name}\n\n```text\n{text}\n```\n" for name, _, text in walk()]
     return "\n".join(parts)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hodei import __version__
 from hodei.cli.main import ALIASES, COMMANDS, cli
+from unit.cli.reference import document, walk
 
 HEAVY = (
     "numpy",
@@ -66,24 +67,37 @@ def test_every_command_has_help_that_needs_no_server(hodei, name: str):
     assert result.stdout.startswith(f"Usage: hodei {name}")
 
 
-def data_commands() -> list[list[str]]:
-    found = []
-    for name in NAMES:
-        command = cli.get_command(click.Context(cli), name)
-        subs = command.list_commands(click.Context(command)) if isinstance(command, click.Group) else [""]
-        found += [[name, sub] if sub else [name] for sub in subs]
-    return found
+LEAVES = {name: (command, help) for name, command, help in walk() if not isinstance(command, click.Group)}
+# Files for other programs, and a server.
+NO_DATA = ("hodei completion", "hodei slurm-shims", "hodei job init", "hodei job export", "hodei kube run")
 
 
-# Files for other programs, and programs with options of their own.
-NO_DATA = (
-    ["completion"], ["slurm-shims"], ["job", "init"], ["job", "export"], ["replay"], ["bench"], ["sim"], ["kube"], ["test"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [name for name in LEAVES if name not in NO_DATA])
+def test_every_command_that_prints_data_takes_the_same_option_for_its_format(name: str):
+    assert "-o, --output FORMAT" in LEAVES[name][1]
 
 
-@pytest.mark.parametrize("path", [p for p in data_commands() if p not in NO_DATA], ids=" ".join)
-def test_every_command_that_prints_data_can_print_it_for_programs(hodei, path: list[str]):
-    assert "--output" in hodei(*path, "--help").stdout
+# One word for one thing: a short option has the same long form everywhere.
+SHORT = {
+    "-a": "--all", "-d": "--detach", "-e": "--env", "-f": "--follow", "-l": "--selector", "-o": "--output",
+    "-q": "--quiet", "-v": "--verbose", "-w": "--watch", "-y": "--yes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_options_and_arguments_mean_the_same_in_every_command(name: str):
+    for param in LEAVES[name][0].params:
+        for option in param.opts:
+            assert option.startswith("--") or isinstance(param, click.Argument) or SHORT[option] in param.opts
+        assert "--json" not in param.opts, "the format is -o json"
+        assert "PATH" not in str(param.metavar), "a file is a FILE"
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_option_of_a_command_is_explained(name: str):
+    missing = [param.opts for param in LEAVES[name][0].params if isinstance(param, click.Option)
+               and not param.help and not param.hidden]  # fmt: skip
+    assert missing == []
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -158,7 +172,5 @@ def test_the_version_of_client_and_server_is_printed(hodei, stub):
 def test_the_reference_page_is_generated_from_the_commands():
     """Regenerate it: python tests/unit/cli/reference.py > docs/reference/cli.md"""
     from pathlib import Path
-
-    from unit.cli.reference import document
 
     assert (Path(__file__).parents[3] / "docs/reference/cli.md").read_text() == document()

@@ -51,3 +51,10 @@ def test_a_heterogeneous_job_is_refused(hodei):
     done = hodei("convert", "-", input="#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\ntrue\n")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "line 3: a heterogeneous job" in done.stderr
+
+
+def test_notes_are_in_the_order_of_the_script(hodei):
+    script = "#!/bin/sh\n#SBATCH --mail-type=END\n#SBATCH --nonsense\n#SBATCH --partition=a\n#SBATCH --mail-user=x\ntrue $PBS_JOBID\n"
+    lines = hodei("convert", "-", input=script).stderr.splitlines()
+    assert [line.split()[2] for line in lines[:4]] == ["2:", "3:", "4:", "5:"]
+    assert lines[4].startswith("note: the script uses PBS_JOBID")

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import hodei
 from hodei.api.views import Check
 from hodei.cli import times
 from unit.cli.stub import Answer, problem
@@ -75,3 +76,9 @@ def test_the_servers_own_problems_count(hodei, well):
     well.on("GET", f"{API}/checks", Answer({"checks": [Check("store", "problem", "read-only", "remount it")]}))
     found, code = levels(hodei)
     assert (found["store"], code) == ("problem", 1)
+
+
+@pytest.mark.parametrize("path", ["runtime/service.py", "runtime/loop.py"])
+def test_no_error_of_the_server_recommends_the_doctor_that_shows_it(path: str):
+    source = (Path(hodei.__file__).parent / path).read_text()
+    assert "run `hodei doctor`" not in source

@@ -44,6 +44,24 @@ def test_the_reference_lists_every_exit_code():
         assert f"| {code} |" in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["hodei.cli.main", "schema"], ["hodei.cli.main", "sim", "policies"], ["hodei.sim.scenario", "examples/scenarios"]],
+)
+def test_a_closed_pipe_has_its_exit_code_and_no_message(words: list[str]):
+    """Of commands in this process and of programs; the read end is closed before the command starts."""
+    import os
+    import subprocess
+    import sys
+
+    read, write = os.pipe()
+    os.close(read)
+    args = [sys.executable, "-m", *words]
+    done = subprocess.run(args, stdout=write, stderr=subprocess.PIPE, cwd=DOCS.parents[2], check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_an_error_has_four_parts(hodei, stub):
     answer = problem(422, "INVALID", "2 mistakes", "see the schema", [("jobs[0].cpu", "negative"), ("", "no name")])
     stub.on("GET", f"{API}/nodes", answer)

@@ -131,6 +131,23 @@ def test_what_is_written_wrong_is_a_usage_error(hodei, stub, words: list[str], s
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["why", "0"], "there is no job 0"),
+        (["config", "show", "99"], "there is no configuration 99"),
+        (["share", "show", "nope"], "there is no account 'nope'"),
+        (["quota", "show", "nope"], "project 'nope' has no quota"),
+    ],
+)
+def test_what_does_not_exist_is_not_found(hodei, stub, words: list[str], said: str):
+    stub.on("GET", f"{API}/config/history", {"configurations": []})
+    stub.on("GET", f"{API}/quotas", {"quotas": []})
+    stub.on("GET", f"{API}/shares", {"formula": "fair_tree", "at_ms": 1, "rows": [], "budgets": []})
+    result = hodei(*words)
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (3, f"error: {said}")
+
+
+@pytest.mark.parametrize(
     "words", [["sim", "-h"], ["bench", "--help"], ["replay", "-h"], ["test", "-h"], ["kube", "-h"]]
 )
 def test_help_can_be_had_where_only_the_client_is_installed(hodei, monkeypatch, words: list[str]):

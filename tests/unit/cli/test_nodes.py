@@ -12,7 +12,7 @@ PATH = "/api/v1/nodes/laptop"
 @pytest.fixture
 def patched(hodei, stub):
     """Run a command on node `laptop`; the patch that was sent, without defaults."""
-    stub.on("GET", PATH, node())
+    stub.on("GET", PATH, node(labels={"old": "1"}))
     stub.on("PATCH", PATH, node())
 
     def call(*args: str) -> dict[str, object]:
@@ -46,6 +46,21 @@ def test_a_minus_removes_the_taint_that_is_there(patched, text: str):
 def test_removing_a_taint_that_is_not_there_is_not_found(hodei, stub):
     stub.on("GET", PATH, node())
     assert hodei("node", "taint", "laptop", "gone-").exit_code == 3
+
+
+def test_removing_a_label_that_is_not_there_is_not_found(hodei, stub):
+    stub.on("GET", PATH, node(labels={"old": "1"}))
+    stub.on("PATCH", PATH, node())
+    refused = hodei("node", "label", "laptop", "nope-")
+    assert (refused.exit_code, refused.stderr.splitlines()[0]) == (3, "error: node laptop has no label nope")
+    assert stub.sent("PATCH", PATH) == []
+    assert hodei("node", "label", "laptop", "old-").stdout == "node laptop unlabeled\n"
+
+
+@pytest.mark.parametrize(("runs", "said"), [(0, "drained"), (1, "draining: 1 run left"), (2, "draining: 2 runs left")])
+def test_a_drain_counts_the_runs_that_are_left(hodei, stub, runs: int, said: str):
+    stub.on("PATCH", PATH, node(runs=runs))
+    assert hodei("node", "drain", "laptop").stdout == f"node laptop {said}\n"
 
 
 @pytest.mark.parametrize("text", ["", "key", "key=value", "key:Sometimes", ":NoSchedule", "a b:NoSchedule"])

@@ -1,4 +1,4 @@
-"""`hodei share`, `share explain`, `quota` and `priority`: requests and output."""
+"""`hodei share`, `share show`, `quota` and `priority`: requests and output."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ TREE = {
     "at_ms": 1,
     "half_life_ms": 604_800_000,
     "rows": [
-        {"account": "science", "shares": 3, "factor_milli": 1000, "level_shares": 4, "promised": 0.75, "usage": 2 * HOUR,
+        {"account": "science", "shares": 3, "factor_milli": 1000, "level_shares": 4, "due": 0.75, "usage": 2 * HOUR,
          "level_usage": 2000 * HOUR, "used": 0.001, "level_fs": 750.0, "rank": 2, "ranked": 2},
         {"account": "science/ann", "shares": "parent", "factor_milli": 1000, "user": True, "rank": 2, "ranked": 2},
-        {"account": "web", "shares": 1, "factor_milli": 500, "user": True, "level_shares": 4, "promised": 0.25,
+        {"account": "web", "shares": 1, "factor_milli": 500, "user": True, "level_shares": 4, "due": 0.25,
          "usage": 1998 * HOUR, "level_usage": 2000 * HOUR, "used": 0.999, "level_fs": 0.25025, "rank": 1, "ranked": 2},
     ],
     "budgets": [{"project": "web", "name": "gpu-hours", "used": 12.5, "limit": 500.0, "since_ms": 1}],
@@ -50,8 +50,8 @@ def test_share_shows_every_account_and_how_budgets_stand(hodei, answers):
     assert any(line.startswith("web gpu-hours 12.5 500") for line in lines)
 
 
-def test_explain_fetches_one_account_and_prints_its_calculation(hodei, answers):
-    lines = told(hodei, "share", "explain", "web")
+def test_show_fetches_one_account_and_prints_its_calculation(hodei, answers):
+    lines = told(hodei, "share", "show", "web")
     assert answers.requests[-1].query == {"account": "web"}
     assert "due 1 of 4 shares = 0.250000" in lines
     assert "used 1,998 h of 2,000 h on its level = 0.999000" in lines
@@ -59,10 +59,10 @@ def test_explain_fetches_one_account_and_prints_its_calculation(hodei, answers):
     assert "due like its parent account = 0.000000" in lines
 
 
-def test_explain_names_the_accounts_there_are_if_there_is_none_of_that_name(hodei, answers):
+def test_show_names_the_accounts_there_are_if_there_is_none_of_that_name(hodei, answers):
     answers.on("GET", "/api/v1/shares", lambda request: TREE | {"rows": []} if request.query else TREE)
-    done = hodei("share", "explain", "wbe")
-    assert done.exit_code == 2
+    done = hodei("share", "show", "wbe")
+    assert done.exit_code == 3
     assert "next: accounts so far: science, web" in done.stderr
 
 
@@ -70,7 +70,7 @@ def test_programs_get_the_report_as_it_is(hodei, answers):
     import json
 
     assert json.loads(hodei("share", "-o", "json").stdout)["rows"] == TREE["rows"]
-    assert json.loads(hodei("share", "explain", "web", "-o", "json").stdout)["formula"] == "fair_tree"
+    assert json.loads(hodei("share", "show", "web", "-o", "json").stdout)["formula"] == "fair_tree"
     assert json.loads(hodei("quota", "-o", "json").stdout) == [QUOTA]
     assert json.loads(hodei("priority", "7", "-o", "json").stdout) == STANDING
 
@@ -80,10 +80,10 @@ def test_quota_shows_borrowed_amounts_and_the_largest_users(hodei, answers):
         "PROJECT RESOURCE USED HARD BORROWED MORE COHORT BY",
         "ml cpu 3 2 1 0 lab ann 2, bob 1",
     ]
-    assert told(hodei, "quota", "ml", "--no-headers") == ["ml cpu 3 2 - 1 0 lab ann 2, bob 1"]
-    other = hodei("quota", "other")
-    assert (other.exit_code, other.stdout) == (0, "")
-    assert "no quotas are set for other" in other.stderr
+    assert told(hodei, "quota", "show", "ml", "--no-headers") == ["ml cpu 3 2 - 1 0 lab ann 2, bob 1"]
+    other = hodei("quota", "show", "other")
+    assert (other.exit_code, other.stdout) == (3, "")
+    assert "project 'other' has no quota" in other.stderr
 
 
 def test_the_terms_of_a_priority_are_shown_with_their_sum(hodei, answers):

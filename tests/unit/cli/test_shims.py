@@ -180,3 +180,33 @@ def test_every_shim_has_help_and_version(name: str, capsys):
         said = capsys.readouterr()
         assert (ended.value.code, said.err, said.out.count("\n")) == (0, "", lines_said)
         assert said.out.startswith(f"{name} for Hodei ")
+
+
+def test_an_action_that_is_not_possible_is_reported_once_and_with_what_to_do(stub, capsys):
+    from unit.cli.stub import problem
+
+    stub.on("GET", "/api/v1/jobs/3", {"job": job(3), "spec": {}, "runs": []})
+    stub.on("POST", "/api/v1/jobs/3/hold", problem(409, "CONFLICT", "job 3 has ended", "hodei requeue 3"))
+    with pytest.raises(SystemExit) as ended:
+        main(["scontrol", "hold", "3"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "scontrol: error: job 3 has ended; next: hodei requeue 3\n"
+
+
+def test_sinfo_and_squeue_call_a_profile_a_partition(stub, capsys):
+    from unit.cli.stub import node
+
+    info = {
+        "version": "0",
+        "api": "v1",
+        "installation": "i",
+        "address": "a",
+        "epoch": 1,
+        "started_at": "",
+        "ready": True,
+    }
+    stub.on("GET", "/api/v1/info", info | {"profiles": ["default", "night"], "backends": ["local"], "jobs": {}})
+    stub.on("GET", "/api/v1/nodes", {"nodes": [node("a"), node("b", labels={"slurm.hodei.io/queue": "gpu"})]})
+    with pytest.raises(SystemExit):
+        main(["sinfo", "-h", "-o", "%P %N"])
+    assert capsys.readouterr().out == "default a\nnight a\ngpu b\n"

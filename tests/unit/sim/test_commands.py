@@ -48,7 +48,7 @@ def test_a_mean_over_no_jobs_is_a_dash_and_not_0(trace: str, capsys):
     assert main(short) == 0
     rows = {line[2:29].strip(): line[29:] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows["bounded slowdown"] == "-"
-    assert main([*short, "--json"]) == 0
+    assert main([*short, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["bounded_slowdown"] is None
 
 
@@ -66,7 +66,7 @@ def test_a_duration_of_zero_is_refused(trace: str, args: list[str], message: str
 
 
 def test_replay_prints_one_object_with_the_numbers(trace: str, capsys):
-    assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--json"]) == 0
+    assert main(["replay", trace, "--policy", "easy", "--procs", "10", "-o", "json"]) == 0
     out = capsys.readouterr()
     numbers = json.loads(out.out)
     assert out.err == ""
@@ -257,7 +257,7 @@ def test_a_policy_that_fails_does_not_lose_the_others():
 def test_a_failed_policy_is_named_and_makes_exit_1(trace: str, monkeypatch, capsys):
     done = simulate(prepare(SimulationRequest(trace, "easy", procs=10)))
     monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [done, Failure("out of luck")])
-    assert main(["compare", trace, "--policies", "easy,sjf", "--procs", "10", "--json"]) == 1
+    assert main(["compare", trace, "--policies", "easy,sjf", "--procs", "10", "-o", "json"]) == 1
     out = capsys.readouterr()
     report = json.loads(out.out)
     assert [numbers["policy"] for numbers in report["results"]] == ["easy"]
@@ -419,8 +419,8 @@ def test_gpu_traces_count_the_gpus_of_a_cluster(tmp_path: Path):
 @pytest.mark.parametrize(("words", "names"), [("policies", list(POLICIES)), ("traces", [row[0] for row in TRACES])])
 def test_lists_have_a_line_per_item(words: str, names: list[str], capsys):
     assert main([words]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
-    assert main([words, "--json"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["NAME", *names]
+    assert main([words, "-o", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in report] == names
     assert all(each["about"] for each in report)

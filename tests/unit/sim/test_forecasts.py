@@ -67,7 +67,7 @@ def test_the_command_shows_a_row_for_each_policy_and_each_moment(line: str, caps
 
 
 def test_the_command_gives_numbers_to_programs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["forecasts", line, "--procs", "1", "--every", "30m", "--by", "job", "--json"]) == 0
+    assert main(["forecasts", line, "--procs", "1", "--every", "30m", "--by", "job", "-o", "json"]) == 0
     [numbers] = json.loads(capsys.readouterr().out)
     assert (numbers["policy"], numbers["covered"], numbers["per_job"]) == ("easy", 100, 100)
     assert [group["job"] for group in numbers["by_job"]] == [2, 3]
@@ -100,5 +100,5 @@ def test_shares_of_no_forecasts_are_dashes(line: str, capsys: pytest.CaptureFixt
     head, row = capsys.readouterr().out.splitlines()[1:]
     assert head.startswith("POLICY")
     assert row.split() == ["easy", "0", "0", "0", *["-"] * 7, "0"]
-    assert main([*words, "--json"]) == 0
+    assert main([*words, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["covered"] is None

@@ -316,7 +316,7 @@ def test_the_exit_code_is_0_when_all_hold_1_when_some_do_not_and_2_when_a_file_c
 
 
 def test_for_programs_the_result_is_json(good: Path, bad: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["--json", str(good), str(bad)]) == 1
+    assert main(["-o", "json", str(good), str(bad)]) == 1
     first, second = json.loads(capsys.readouterr().out)["scenarios"]
     assert (first["held"], second["held"]) == (True, False)
     assert first["jobs"] == [

@@ -24,11 +24,10 @@ from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
-from hodei.model.node import Location, Node
+from hodei.model.node import Location, Node, architecture
 from hodei.model.resources import CPU, MEMORY
 from hodei.ports import Stream
 
-_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 CONNECT_TIMEOUT_S = 15.0
 PRUNE_EVERY_S = 3600.0
 
@@ -273,7 +272,7 @@ make = DockerBackend
 
 def node_of(host: Host, info: dict[str, Any], images: dict[str, int], *, backend: str, problem: str) -> Node:
     """The host as a node: the daemon's values, bounded by the configured ones. `problem`: why it is not ready, or ""."""
-    machine = str(info.get("Architecture", ""))
+    machine = architecture(str(info.get("Architecture", "")))
     measured = {CPU: int(info.get("NCPU", 0)) * 1000, MEMORY: int(info.get("MemTotal", 0))}
     configured = host.amounts()
     capacity = {**measured, **configured}
@@ -291,7 +290,7 @@ def node_of(host: Host, info: dict[str, Any], images: dict[str, int], *, backend
             "hodei.io/hostname": host.name,
             "kubernetes.io/hostname": host.name,
             "kubernetes.io/os": str(info.get("OSType") or "linux"),
-            "kubernetes.io/arch": _ARCH.get(machine, machine),
+            "kubernetes.io/arch": machine,
             **_daemon_labels(info),
             **host.labels,
         },

@@ -137,7 +137,14 @@ def convert(
         job.apply(option)
     if call is not None and script.problems and "comes after" not in script.problems[0]:
         raise BadOption(script.problems[0])
-    return job.document(name), [*script.problems, *job.notes]
+    document = job.document(name)
+    return document, sorted([*script.problems, *job.notes], key=_line_of)
+
+
+def _line_of(note: str) -> float:
+    """Notes on a line come first, in the order of the script."""
+    found = re.match(r"line (\d+):", note)
+    return int(found[1]) if found else float("inf")
 
 
 class _Conversion:

@@ -393,7 +393,7 @@ def parse_cluster(nodes: Mapping[str, Any], queues: Mapping[str, Any], default: 
                 backend="",
                 capacity=_capacity(available),
                 labels={"pbs.hodei.io/host": str(available.get("host") or fields.get("Mom") or name)},
-                arch="x86_64" if available.get("arch") == "linux" else "",
+                arch="amd64" if available.get("arch") == "linux" else "",
                 address=str(fields.get("Mom") or ""),
                 ready=not problems,
                 not_ready_reason=f"PBS: {', '.join(problems)}{comment}" if problems else "",

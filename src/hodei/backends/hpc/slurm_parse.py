@@ -10,7 +10,7 @@ from msgspec import Struct
 from hodei.backends.hpc.batch_options import slurm_seconds
 from hodei.backends.hpc.ports import Cluster, JobStatus, Partition, Phase, Submission, largest_capacity
 from hodei.model.errors import BackendError, BackendRefused
-from hodei.model.node import Node
+from hodei.model.node import Node, architecture
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
 
 MIB = 1 << 20
@@ -82,7 +82,7 @@ def parse_node(line: str) -> SlurmNode:
         gres=_unless_null(fields.get("Gres")),
         features=_unless_null(fields.get("ActiveFeatures")),
         disk_mib=_integer(fields.get("TmpDisk")),
-        arch=fields.get("Arch", ""),
+        arch=architecture(fields.get("Arch", "")),
         address=fields.get("NodeAddr", ""),
         reason=fields.get("Reason", "").partition(" [")[0],
         load_percent=_hundredths(fields.get("CPULoad", "")),
@@ -167,7 +167,7 @@ def rest_node(fields: Mapping[str, object]) -> SlurmNode:
         gres=str(fields.get("gres") or ""),
         features=str(fields.get("active_features") or fields.get("features") or ""),
         disk_mib=_number(fields.get("temporary_disk")),
-        arch=str(fields.get("architecture") or ""),
+        arch=architecture(str(fields.get("architecture") or "")),
         address=str(fields.get("address") or ""),
         reason=str(fields.get("reason") or ""),
         load_percent=_number(fields.get("cpu_load")),

@@ -169,8 +169,11 @@ def _apply(client: Client, action: str, text: str) -> int:
         else:
             for id in job_ids(client, text):
                 getattr(client, action)(id)
-    except (NotFound, Conflict) as error:
-        problem = "Invalid job id specified" if isinstance(error, NotFound) else error.message
-        sys.stderr.write(f"{problem} for job {text}\n")
+    except NotFound:
+        sys.stderr.write(f"Invalid job id specified for job {text}\n")
+        return 1
+    except Conflict as error:
+        hint = f"; next: {error.hint}" if error.hint else ""
+        sys.stderr.write(f"scontrol: error: {error.message}{hint}\n")
         return 1
     return 0

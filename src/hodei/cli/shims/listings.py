@@ -330,24 +330,25 @@ _SINFO_FIELDS: Fields[_NodeGroup] = {
 
 
 def sinfo(argv: list[str]) -> int:
-    """Nodes by partition and state. Outside of Slurm a backend is a partition."""
+    """Nodes by partition and state. As in `squeue`, a profile is a partition, except for nodes of a Slurm cluster."""
     known = "h/noheader N/Node l/long o/format= p/partition= n/nodes= t/states= a/all s/summarize v/verbose"
     args = parse_options(argv, known, rest=False)
     from hodei.client import Client
 
     with Client() as client:
-        nodes = client.nodes()
+        nodes, profiles = client.nodes(), client.info().profiles
     partitions, names = args.values("partition"), args.values("nodes")
     states = {state.lower() for state in args.values("states")}
     groups: dict[object, _NodeGroup] = {}
-    for node in sorted(nodes, key=lambda node: node.name):
-        partition = node.labels.get(f"slurm{QUEUE_LABEL_SUFFIX}") or node.backend
+    label = f"slurm{QUEUE_LABEL_SUFFIX}"
+    pairs = [(part, node) for node in nodes for part in ([node.labels[label]] if label in node.labels else profiles)]
+    for partition, node in sorted(pairs, key=lambda pair: (pair[1].name, pair[0])):
         state = _node_state(node.state, node.used, node.capacity)
         if (partitions and partition not in partitions) or (names and node.name not in names):
             continue
         if states and states.isdisjoint((state, _SHORT_STATES.get(state, state))):
             continue
-        key = node.name if "Node" in args else (partition, state)
+        key = (partition, node.name if "Node" in args else state)
         group = _NodeGroup(partition, state, [], node.capacity.get("cpu", "0"), node.capacity.get("memory", "0"))
         groups.setdefault(key, group).nodes.append(node.name)
     format = args.get("format") or (_SINFO_BY_NODE if "Node" in args else _SINFO_FORMAT)

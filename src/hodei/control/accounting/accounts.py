@@ -156,7 +156,7 @@ class Accounts:
                 never = self.quotas.never_fits(spec)
                 if never:
                     raise InvalidInput(
-                        f"{spec.name} can never run: {never}",
+                        f"{spec.title} can never run: {never}",
                         hint="request less; see 'hodei quota'",
                         code="OVER_QUOTA",
                     )

@@ -338,7 +338,7 @@ class Ranges:
             if amount < least or (most is not None and amount > most):
                 which, bound = ("at least", least) if amount < least else ("at most", most or 0)
                 raise InvalidInput(
-                    f"{spec.name}: {_amount(resource, amount)} for each member of task {task.name!r}; jobs of project"
+                    f"{spec.title}: {_amount(resource, amount)} for each member of task {task.name!r}; jobs of project"
                     f" {spec.project} must ask for {which} {_amount(resource, bound)}",
                     hint="the range is set by scheduling.ranges; ask the operator for another",
                     code="OUT_OF_RANGE",

@@ -87,7 +87,7 @@ class Gate:
             profile = self._engine.profiles.get(spec.profile)
             if profile is None:
                 raise InvalidInput(
-                    f"{spec.name}: there is no profile {spec.profile!r}{did_you_mean(spec.profile, self._engine.profiles)}",
+                    f"{spec.title}: there is no profile {spec.profile!r}{did_you_mean(spec.profile, self._engine.profiles)}",
                     hint=f"one of: {', '.join(sorted(self._engine.profiles))}",
                     code="UNKNOWN_PROFILE",
                 )
@@ -95,7 +95,7 @@ class Gate:
                 self.routing.check(spec)
                 if spec.size > self._policy.max_members:
                     most = self._policy.max_members
-                    raise InvalidInput(f"{spec.name}: {spec.size} members, at most {most} are allowed")
+                    raise InvalidInput(f"{spec.title}: {spec.size} members, at most {most} are allowed")
             more[spec.profile] = more.get(spec.profile, 0) + element_count(spec)
             if pending.get(spec.profile, 0) + more[spec.profile] > profile.max_pending:
                 raise QueueFull(
@@ -105,7 +105,7 @@ class Gate:
             if known is None and self._policy.oversized == "reject":
                 refusal = self._too_large(spec)
                 if refusal is not None and not self.unreached.usable_by(spec):
-                    which = f"document {place + 1} ({spec.name})" if len(specs) > 1 else spec.name
+                    which = f"document {place + 1} ({spec.name})" if len(specs) > 1 else spec.title
                     raise InvalidInput(
                         f"{which} can never run here: {self._describe(spec, refusal)}",
                         hint='ask for less, or add a node; admission.oversized = "wait" lets such jobs wait',

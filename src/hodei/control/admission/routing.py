@@ -238,7 +238,7 @@ class Routing:
         if self._projects and not self.open_to(spec.profile, spec.project):
             allowed = ", ".join(self._projects[spec.profile])
             raise InvalidInput(
-                f"{spec.name}: profile {spec.profile!r} is not open to project {spec.project!r}",
+                f"{spec.title}: profile {spec.profile!r} is not open to project {spec.project!r}",
                 hint=f"it is open to: {allowed}; leave profile out, or name another",
                 code="PROFILE_FORBIDDEN",
             )

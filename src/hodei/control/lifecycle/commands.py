@@ -112,11 +112,12 @@ class UserCommands:
             return
         if job.suspend_requested:
             cluster.change_job(job, now_ms, suspend_requested=False)
-            cluster.emit("job.released", now_ms, job=id)
+            cluster.emit("job.resumed", now_ms, job=id)
         if job.state == "held":
             queued_ms = 0 if id in self._dependencies else now_ms
+            event = "job.resumed" if job.reason_code == "SUSPENDED" else "job.released"
             job = cluster.change_job(job, now_ms, to="pending", reason_code="", reason="", queued_ms=queued_ms)
-            cluster.emit("job.released", now_ms, job=id)
+            cluster.emit(event, now_ms, job=id)
             cluster.enqueue(job, now_ms)
 
     def _suspend(self, id: JobId, now_ms: int) -> None:

@@ -38,9 +38,9 @@ class Reservations:
             self._open.add(reservation.name)  # its start was reported before the restart
             self._windows.begins(reservation)
 
-    def cancelled(self, name: str, by: str, now_ms: int) -> None:
+    def deleted(self, name: str, by: str, now_ms: int) -> None:
         if self._drop(name) is not None:
-            self._cluster.emit("reservation.cancelled", now_ms, name=name, by=by)
+            self._cluster.emit("reservation.deleted", now_ms, name=name, by=by)
 
     def expire(self, now_ms: int) -> None:
         """Open and close the windows that are due."""

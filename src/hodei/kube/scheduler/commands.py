@@ -14,10 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import msgspec
 from msgspec import structs
 
 from hodei.cli.groups import Group, exit_code
+from hodei.cli.options import output_option
+from hodei.cli.output import emit_list, emit_one, is_for_people
 from hodei.kube.api.client import Access
 from hodei.kube.scheduler.explain import Answer, explain_pod, plan_manifests
 from hodei.kube.scheduler.reservations import read_file
@@ -27,7 +28,7 @@ from hodei.model.errors import InvalidInput
 _PORT = 10259
 _FILE = click.Path(path_type=Path)
 _COMMON = (
-    click.option("--kubeconfig", default="", metavar="FILE", help="[default: $KUBECONFIG, ~/.kube/config, or in-cluster]"),
+    click.option("--kubeconfig", default="", metavar="FILE", help="Access to the cluster [default: $KUBECONFIG, ~/.kube/config, or in-cluster]."),
     click.option("--context", default="", metavar="NAME", help="Context of that file [default: the current one]."),
     click.option("--scheduler-name", default="hodei", metavar="NAME", show_default=True, help="The pods' spec.schedulerName."),
     click.option("--config", type=_FILE, metavar="FILE", help="A TOML file: its [scheduling] and [[reservations]]."),
@@ -42,7 +43,6 @@ _COMMON = (
     click.option("--one-pod-per-node", is_flag=True, help="At most one of our pods on a node at a time."),
     click.option("-v", "--verbose", is_flag=True, help="Log more."),
 )  # fmt: skip
-_output = click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def parse_options(args: SimpleNamespace) -> tuple[Access, Options]:
 @kube.command("why")
 @click.argument("pod", metavar="NAMESPACE/NAME")
 @_common_options
-@_output
+@output_option
 def why(**options: Any) -> None:
     """Explain why a pod is pending, also one of another scheduler."""
     args = _set_up_logging(options)
@@ -107,7 +107,7 @@ def why(**options: Any) -> None:
 @kube.command("plan")
 @click.argument("file", metavar="FILE...", nargs=-1, required=True, type=_FILE)
 @_common_options
-@_output
+@output_option
 def plan(**options: Any) -> None:
     """Report where the pods of manifests would go, or why they would wait; - reads stdin."""
     args = _set_up_logging(options)
@@ -116,10 +116,12 @@ def plan(**options: Any) -> None:
 
 
 def _print_answers(answers: list[Answer], output: str, *, planned: bool) -> None:
-    if output == "json":
-        print(msgspec.json.format(msgspec.json.encode(answers if planned else answers[0])).decode())
-        return
-    print("\n\n".join(render_answer(answer, planned=planned) for answer in answers))
+    if is_for_people(output):
+        click.echo("\n\n".join(render_answer(answer, planned=planned) for answer in answers))
+    elif planned:
+        emit_list(answers, output, (), name=lambda answer: answer.pod)
+    else:
+        emit_one(answers[0], output, name=lambda answer: answer.pod, text=str)
 
 
 def render_answer(answer: Answer, *, planned: bool) -> str:

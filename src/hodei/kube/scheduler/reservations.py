@@ -26,7 +26,7 @@ from hodei.kube.scheduler.background import BackgroundTask
 from hodei.model.affinity import Requirement, all_match, parse_selector
 from hodei.model.config import Config
 from hodei.model.errors import Conflict, InvalidInput, NotFound
-from hodei.model.facts import Fact, JobRestored, NodeJoined, ReservationCancelled, ReservationMade
+from hodei.model.facts import Fact, JobRestored, NodeJoined, ReservationDeleted, ReservationMade
 from hodei.model.ids import NodeName
 from hodei.model.reservation import ReservationSpec
 
@@ -192,7 +192,7 @@ class Reservations(BackgroundTask):
         _log.info("reservation %s: %s for namespace %s", name, ", ".join(nodes[:5]) + more, reservation.project)
         self._logged.pop(name, None)
         made = ReservationMade(reservation=reservation)
-        return [ReservationCancelled(name=name, by=spec.by), made] if old is not None else [made]
+        return [ReservationDeleted(name=name, by=spec.by), made] if old is not None else [made]
 
     def _matching_nodes(self, configured: ConfiguredReservation) -> tuple[NodeName, ...]:
         if not configured.selector:

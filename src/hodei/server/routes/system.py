@@ -86,7 +86,7 @@ def metrics_route(policy: Policy) -> Route:
 
 ROUTES = (
     Route("GET", f"{API}/info", READ, "Version, address and state of this server", info, response=Info),
-    Route("GET", f"{API}/scheduling", READ, "The scheduling configuration in force", scheduling, response=SchedulingConfig),
+    Route("GET", f"{API}/scheduling", READ, "The active scheduling configuration", scheduling, response=SchedulingConfig),
     Route("GET", f"{API}/checks", READ, "The server's checks of `hodei doctor`", checks, response=CheckList),
     Route("GET", f"{API}/schema/job", PUBLIC, "The JSON Schema of a job document", schema_job,
           media_type="application/schema+json"),
@@ -138,7 +138,7 @@ async def undo_config(call: Call) -> ConfigChange:
 
 
 CONFIG_ROUTES = (
-    Route("GET", f"{API}/config", ADMIN, "The configuration in force", show_config, response=ConfigView),
+    Route("GET", f"{API}/config", ADMIN, "The active configuration", show_config, response=ConfigView),
     Route("PUT", f"{API}/config", ADMIN, "Set the scheduling configuration, in TOML or JSON", put_config,
           request=SchedulingConfig, response=ConfigChange, params=(_DRY_RUN,), concurrency="long",
           accepts="application/toml"),

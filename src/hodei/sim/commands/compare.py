@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from hodei.cli.output import emit_one, is_for_people, uses_colour
 from hodei.model.errors import HodeiError
 from hodei.sim.commands.output import Progress, print_notes, staged_directory, staged_file, write_waits
 from hodei.sim.commands.simulate import (
@@ -168,7 +168,8 @@ def compare(**options: Any) -> int:
     given = SimpleNamespace(**options)
     for name in given.policies:
         policy(name)
-    progress = Progress(given.policies, sys.stderr, shown=not (given.json or given.quiet))
+    verbose = is_for_people(given.output) and not given.quiet
+    progress = Progress(given.policies, sys.stderr, shown=verbose)
     try:
         with staged_directory(given.out) as directory, staged_file(given.waits) as waits:
             # Prepared here too: an error in the trace concerns all policies and is reported once.
@@ -192,20 +193,20 @@ def compare(**options: Any) -> int:
         return 130
     finally:
         progress.clear()
-    if not given.quiet and not given.json:
+    if verbose:
         print_notes(prepared.workload.notes, given.out)
     for name, failure in failures.items():
         print(f"error: {name} failed: {failure.message}", file=sys.stderr)
-    if given.json:
-        report = {
-            "workload": prepared.workload.name,
-            "results": [prepared.for_json(summary(result)) for result in results],
-            "failed": {name: failure.message for name, failure in failures.items()},
-        }
-        print(json.dumps(report))
-    else:
-        print(f"{prepared.workload.name}, {len(prepared.workload.arrivals):,} jobs")
-        print(draw_table(results, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
-        if given.out:
-            print(f"report: {given.out / 'index.html'}")
+    report = {
+        "workload": prepared.workload.name,
+        "results": [prepared.for_json(summary(result)) for result in results],
+        "failed": {name: failure.message for name, failure in failures.items()},
+    }
+
+    def text(_: object) -> str:
+        parts = [f"{prepared.workload.name}, {len(prepared.workload.arrivals):,} jobs"]
+        parts.append(draw_table(results, colour=uses_colour()).rstrip("\n"))
+        return "\n".join([*parts, *([f"report: {given.out / 'index.html'}"] if given.out else [])])
+
+    emit_one(report, given.output, name=lambda _: "\n".join(result.policy for result in results), text=text)
     return 1 if failures else 0

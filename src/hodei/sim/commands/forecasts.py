@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import click
 from msgspec import to_builtins
 
-from hodei.cli.output import Column, table
+from hodei.cli.output import Column, emit_list, is_for_people, table
 from hodei.control.explain.forecasts import FUTURES
 from hodei.model.resources import format_duration
 from hodei.sim.commands.compare import policy_names
@@ -63,7 +62,8 @@ def forecasts(**options: Any) -> int:
     given = SimpleNamespace(**options)
     for name in given.policies:
         policy(name)
-    progress = Progress(given.policies, sys.stderr, shown=not (given.json or given.quiet))
+    verbose = is_for_people(given.output) and not given.quiet
+    progress = Progress(given.policies, sys.stderr, shown=verbose)
     found: list[ForecastAccuracy] = []
     notes: list[str] = []
     place = 0
@@ -92,10 +92,10 @@ def forecasts(**options: Any) -> int:
         return 130
     finally:
         progress.clear()
-    if not given.quiet and not given.json:
+    if verbose:
         print_notes(notes)
-    if given.json:
-        print(json.dumps([_for_json(accuracy, given.by) for accuracy in found]))
+    if not is_for_people(given.output):
+        emit_list([_for_json(each, given.by) for each in found], given.output, (), name=itemgetter("policy"))
         return 0
     print(f"{found[0].trace}, {found[0].jobs:,} jobs, forecasts every {found[0].every}; BY P90 in percent")
     print(_table([_row(accuracy) for accuracy in found]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import click
 
+from hodei.cli.output import emit_one, is_for_people
 from hodei.model.resources import format_duration, human_amount
 from hodei.sim.commands.output import Progress, print_notes, staged_directory, staged_file, write_waits
 from hodei.sim.commands.simulate import out_option, prepare, request_of, run_options, simulate, waits_option
@@ -31,7 +31,8 @@ _STARTS = {"head": "from the head of the queue", "backfill": "backfilled", "spil
 def replay(**options: Any) -> int:
     """Run a workload under one policy in simulated time, and report how its jobs fared. TRACE: see hodei sim traces."""
     given = SimpleNamespace(**options)
-    progress = Progress([given.policy], sys.stderr, shown=not (given.json or given.quiet))
+    verbose = is_for_people(given.output) and not given.quiet
+    progress = Progress([given.policy], sys.stderr, shown=verbose)
     try:
         with staged_directory(given.out) as directory, staged_file(given.waits) as waits:
             progress.set_status(0, "reading the trace")
@@ -49,16 +50,16 @@ def replay(**options: Any) -> int:
         return 130
     finally:
         progress.clear()
-    if not given.quiet and not given.json:
+    if verbose:
         print_notes(prepared.workload.notes, given.out)
-    if given.json:
-        print(json.dumps(prepared.for_json(numbers_of(result))))
-        return 0
-    print(describe(result, len(prepared.nodes)))
-    if given.gantt:
-        print(gantt_for_terminal(result, shutil.get_terminal_size().columns), end="")
-    if given.out:
-        print(f"report: {given.out / 'index.html'}")
+
+    def text(_: object) -> str:
+        parts = [describe(result, len(prepared.nodes))]
+        if given.gantt:
+            parts.append(gantt_for_terminal(result, shutil.get_terminal_size().columns).rstrip("\n"))
+        return "\n".join([*parts, *([f"report: {given.out / 'index.html'}"] if given.out else [])])
+
+    emit_one(prepared.for_json(numbers_of(result)), given.output, name=lambda _: result.policy, text=text)
     return 0
 
 

@@ -13,6 +13,7 @@ import click
 import msgspec
 from msgspec import Struct, structs
 
+from hodei.cli.options import output_option
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import EstimatesConfig, NodeConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput, did_you_mean
@@ -242,8 +243,8 @@ _RUN_OPTIONS = (
         help="Run times known to the scheduler: the users' [default], the true ones, or learned ones.",
     ),
     click.option("--until", type=duration_ms, metavar="T", help="Stop this long after the first arrival: 30d, 12h, 1h30m."),
-    click.option("--json", is_flag=True, help="Print the numbers as JSON."),
     click.option("-q", "--quiet", is_flag=True, help="Print neither progress nor notes."),
+    output_option,
 )  # fmt: skip
 out_option = click.option(
     "--out", type=PathType, metavar="DIR", help="Write a report with pictures into this directory."

@@ -1,4 +1,4 @@
-"""`hodei test PATH...`: run scenarios with the real scheduler in simulated time, and check their expectations."""
+"""`hodei test FILE...`: run scenarios with the real scheduler in simulated time, and check their expectations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import msgspec
 
 from hodei.cli.errors import report
 from hodei.cli.groups import exit_code
+from hodei.cli.options import output_option
+from hodei.cli.output import emit_one, is_for_people
 from hodei.model.errors import HodeiError, InvalidInput
 from hodei.sim.scenario.check import Outcome, check_scenario
 from hodei.sim.scenario.parse import ENDINGS, read_scenario
@@ -31,18 +32,19 @@ def scenario_files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 @click.command("test", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("path", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--json", is_flag=True, help="Print the result as JSON.")
+@click.argument("path", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--update", is_flag=True, help="Write the actual results into the files, and show the changes.")
 @click.option("-q", "--quiet", is_flag=True, help="Only scenarios with unmet expectations.")
+@output_option
 def test(**options: Any) -> int:
     """Run scenario files with the real scheduler in simulated time, and report which expectations hold.
 
-    PATH is a scenario file, or a directory of *.scenario.yaml files.
+    FILE is a scenario file, or a directory of *.scenario.yaml files.
 
     Exit code 0: all hold. 1: some do not. 2: a file cannot be read.
     """
     given = SimpleNamespace(**options)
+    shown = is_for_people(given.output)
     outcomes: list[Outcome] = []
     unread: list[dict[str, Any]] = []
     for path in list(scenario_files(given.path)):
@@ -53,15 +55,16 @@ def test(**options: Any) -> int:
             report(error)
             continue
         if given.update:
-            outcome = _update(path, outcome, quiet=given.json)
+            outcome = _update(path, outcome, quiet=not shown)
         outcomes.append(outcome)
-        if not given.json and not (given.quiet and outcome.held):
-            print(format_report(outcome) + "\n")
+        if shown and not (given.quiet and outcome.held):
+            click.echo(format_report(outcome) + "\n")
     failed = sum(not outcome.held for outcome in outcomes)
-    if given.json:
-        print(msgspec.json.encode({"scenarios": [*map(to_json, outcomes), *unread]}).decode())
-    else:
-        print(_summary(len(outcomes), failed, len(unread)))
+    found = {"scenarios": [*map(to_json, outcomes), *unread]}
+    emit_one(
+        found, given.output, text=lambda _: _summary(len(outcomes), failed, len(unread)),
+        name=lambda each: "\n".join(scenario["path"] for scenario in each["scenarios"]),
+    )  # fmt: skip
     return 2 if unread else 1 if failed else 0
 
 

@@ -123,8 +123,8 @@ def test_the_classic_formula_gives_the_reported_factors_from_reported_rows():
     for row in classic(tree, usage):
         reported = rows["/".join(row.path)]
         assert round(row.factor * 1000) == reported.factor_milli
-        assert reported.promised == pytest.approx(row.normalised_shares)
-        assert 2 ** (-reported.effective / reported.promised) * 1000 == pytest.approx(reported.factor_milli, abs=0.5)
+        assert reported.due == pytest.approx(row.normalised_shares)
+        assert 2 ** (-reported.effective / reported.due) * 1000 == pytest.approx(reported.factor_milli, abs=0.5)
 
 
 def test_fair_tree_gives_the_reported_factors_from_reported_rows():

@@ -30,19 +30,19 @@ def _refused(controller, *specs):
 def test_a_job_larger_than_every_node_is_refused_with_the_numbers():
     error = _refused(_controller(a_node("a", 4), a_node("b", 8)), a_job_spec("big", cpu="9"))
     assert error.code == "LARGER_THAN_CLUSTER"
-    assert error.message == "big can never run here: it asks for 9 cpu and the largest node has 8"
+    assert error.message == "job 'big' can never run here: it asks for 9 cpu and the largest node has 8"
     assert "oversized" in error.hint
 
 
 def test_a_gang_larger_than_all_nodes_together_is_refused_with_the_numbers():
     error = _refused(_controller(a_node("a", 2), a_node("b", 2)), a_job_spec("wide", cpu="1", count=5))
-    assert error.message == "wide can never run here: only 4 of its 5 members fit on all 2 nodes together, empty"
+    assert error.message == "job 'wide' can never run here: only 4 of its 5 members fit on all 2 nodes together, empty"
 
 
 def test_a_job_that_needs_resources_of_two_nodes_is_refused():
     nodes = a_node("cores", 64, "1Gi"), a_node("memory", 1, "512Gi")
     error = _refused(_controller(*nodes), a_job_spec("both", cpu="32", memory="256Gi"))
-    assert error.message == "both can never run here: none of the 2 nodes has all that it asks for together"
+    assert error.message == "job 'both' can never run here: none of the 2 nodes has all that it asks for together"
 
 
 def test_the_refused_document_is_named():
@@ -74,7 +74,7 @@ def test_oversized_jobs_are_admitted_if_configured_to_wait():
 
 def test_an_unknown_profile_is_refused_with_a_similar_name():
     error = _refused(_controller(a_node()), a_job_spec("j", profile="nigth"))
-    assert (error.code, error.message) == ("UNKNOWN_PROFILE", "j: there is no profile 'nigth' (did you mean 'night'?)")
+    assert (error.code, error.message) == ("UNKNOWN_PROFILE", "job 'j': there is no profile 'nigth' (did you mean 'night'?)")
     assert error.hint == "one of: default, night"
 
 
@@ -91,7 +91,7 @@ def test_a_full_queue_refuses_all_of_a_bulk_or_none():
 
 def test_too_many_members_are_refused():
     error = _refused(_controller(policy=AdmissionPolicy(max_members=10)), a_job_spec("wide", count=11))
-    assert error.message == "wide: 11 members, at most 10 are allowed"
+    assert error.message == "job 'wide': 11 members, at most 10 are allowed"
 
 
 def test_an_admitted_job_can_start_on_an_idle_cluster():

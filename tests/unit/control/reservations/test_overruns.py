@@ -11,7 +11,7 @@ from hodei.control.explain import why as explain
 from hodei.control.reservations.reservations import choose_nodes
 from hodei.model.effects import Stop
 from hodei.model.errors import InvalidInput
-from hodei.model.facts import ReservationCancelled, ReservationMade
+from hodei.model.facts import ReservationDeleted, ReservationMade
 from hodei.model.job import Checkpoint
 from hodei.model.reservation import Reservation, ReservationSpec
 from hodei.plugins.registry import build_profile
@@ -305,7 +305,7 @@ def test_a_cancelled_reservation_stops_no_run():
     harness = a_harness(4)
     reservation = reserve(harness, start=0, at_start="stop", at_end="stop")
     harness.submit(1, cpu=4, project="ml")
-    harness.step(ReservationCancelled("nightly", by="ann"))
+    harness.step(ReservationDeleted("nightly", by="ann"))
     assert harness.stopped() == []
     assert end_window(harness, reservation) == []
 

@@ -12,7 +12,7 @@ from hodei.control.explain.why import holds_on
 from hodei.control.reservations.reservations import choose_nodes, late_runs
 from hodei.engine.availability import StartReservation
 from hodei.model.errors import Conflict, InvalidInput, NotFound
-from hodei.model.facts import NodeOverridden, ReservationCancelled, ReservationMade
+from hodei.model.facts import NodeOverridden, ReservationDeleted, ReservationMade
 from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 from hodei.plugins.registry import build_profile
 from unit.control.harness import Harness, a_harness, some_nodes
@@ -174,12 +174,12 @@ def test_a_cancelled_reservation_lets_pending_jobs_start():
     harness = a_harness(4)
     reserve(harness)
     harness.submit(1)
-    harness.step(ReservationCancelled("nightly", by="ann"))
+    harness.step(ReservationDeleted("nightly", by="ann"))
     assert harness.started() == ["1.0.1"]
     assert harness.events[-1].kind != "reservation.ended"
-    assert any(event.kind == "reservation.cancelled" and event.detail["by"] == "ann" for event in harness.events)
-    harness.step(ReservationCancelled("nightly", by="ann"))  # a repetition changes nothing
-    assert harness.event_kinds().count("reservation.cancelled") == 1
+    assert any(event.kind == "reservation.deleted" and event.detail["by"] == "ann" for event in harness.events)
+    harness.step(ReservationDeleted("nightly", by="ann"))  # a repetition changes nothing
+    assert harness.event_kinds().count("reservation.deleted") == 1
 
 
 def test_the_project_uses_its_reservation_and_other_projects_the_rest():
