@@ -74,7 +74,10 @@ def test_oversized_jobs_are_admitted_if_configured_to_wait():
 
 def test_an_unknown_profile_is_refused_with_a_similar_name():
     error = _refused(_controller(a_node()), a_job_spec("j", profile="nigth"))
-    assert (error.code, error.message) == ("UNKNOWN_PROFILE", "job 'j': there is no profile 'nigth' (did you mean 'night'?)")
+    assert (error.code, error.message) == (
+        "UNKNOWN_PROFILE",
+        "job 'j': there is no profile 'nigth' (did you mean 'night'?)",
+    )
     assert error.hint == "one of: default, night"
 
 
