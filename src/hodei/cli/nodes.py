@@ -178,10 +178,11 @@ def label(name: str, labels: tuple[str, ...], output: str) -> None:
             raise UsageProblem(f"{text[:80]!r} is not a label", hint="write KEY=VALUE to set it, KEY- to remove it")
     with client() as server:
         found = server.node(name).labels
-        for key, value in wanted.items():
-            if value is None and key not in found:
+        removed = [key for key, value in wanted.items() if value is None]
+        for key in removed:
+            if key not in found:
                 raise NotFound(f"node {name} has no label {key}", hint=f"hodei node show {name}")
-        word = "labeled" if any(value is not None for value in wanted.values()) else "unlabeled"
+        word = "unlabeled" if len(removed) == len(wanted) else "labeled"
         _print_node(server.patch_node(name, NodePatch(labels=wanted)), output, word)
 
 

@@ -43,7 +43,7 @@ def test_a_resumed_job_is_a_new_attempt_with_the_same_queue_position_and_failure
     stop_runs(harness, "1.0.2")
     harness.step(JobReleased(1))
     assert (harness.state(), harness.started()) == ("scheduled", ["1.0.3"])
-    assert "job.resumed" in harness.kinds(1)
+    assert "job.resumed" in harness.event_kinds(1)
     assert (harness.jobs[1].submitted_ms, harness.jobs[1].failures) == (submitted, 1)
 
 
