@@ -30,13 +30,13 @@ class FakeCluster:
 
     def pod(self, name: str, cpu: str = "1", *, estimate: str = "", **fields: Any) -> str:
         """A pending pod, or one with a node (`nodeName`); returns its uid."""
-        said = {**fields.pop("annotations", {}), **({"hodei.io/estimate": estimate} if estimate else {})}
+        annotations = {**fields.pop("annotations", {}), **({"hodei.io/estimate": estimate} if estimate else {})}
         fields.setdefault("schedulerName", "hodei")
-        made = a_pod(name, requests={"cpu": cpu, "memory": "1Gi"}, annotations=said, **fields)
-        self.move(made)
-        return made.metadata.uid
+        pod = a_pod(name, requests={"cpu": cpu, "memory": "1Gi"}, annotations=annotations, **fields)
+        self.update(pod)
+        return pod.metadata.uid
 
-    def move(self, pod: Pod) -> None:
+    def update(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self.parts.pods.pod_changed(uid, self.pods.get(uid), pod)
         self.pods[uid] = pod

@@ -26,12 +26,12 @@ def a_pod(name: str = "pod", *, namespace: str = "ns", requests: dict[str, str] 
 
 def a_node(name: str = "n1", *, allocatable: dict[str, str] | None = None, **spec: Any) -> Node:
     meta = {"name": name, "labels": spec.pop("labels", {})}
-    room = {"cpu": "4", "memory": "8Gi", "pods": "110"} if allocatable is None else allocatable
-    status = {"allocatable": room, **spec.pop("status", {})}
+    default = {"cpu": "4", "memory": "8Gi", "pods": "110"} if allocatable is None else allocatable
+    status = {"allocatable": default, **spec.pop("status", {})}
     return from_builtins({"metadata": meta, "spec": spec, "status": status}, Node)
 
 
-def wanted(cache: PodContext = NO_CONTEXT, **fields: Any) -> PodInfo:
+def pod_info(cache: PodContext = NO_CONTEXT, **fields: Any) -> PodInfo:
     return translate.pod(a_pod(**fields), cache)
 
 

@@ -1,6 +1,6 @@
 """A server on loopback that answers each request with the next bytes of a script, over plain HTTP.
 
-It does not prove what a real API server does: how it frames, when it closes, TLS, or that our requests mean anything.
+It does not prove what a real API server does: how it frames, when it closes, TLS, or whether our requests are valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def answer(status: int, body: bytes = b"{}", *headers: str) -> bytes:
 
 
 CLOSE = b""
-"""The connection is closed without a word."""
+"""The connection is closed without an answer."""
 
 
 class Server:
@@ -43,29 +43,29 @@ class Server:
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
                 self.requests.append(head + await reader.readexactly(length))
-                now = self.answers.pop(0)
-                if callable(now):
-                    going = now(writer)
-                    if asyncio.iscoroutine(going):
-                        await going
+                next_answer = self.answers.pop(0)
+                if callable(next_answer):
+                    pending = next_answer(writer)
+                    if asyncio.iscoroutine(pending):
+                        await pending
                     continue
-                if now == CLOSE:
+                if next_answer == CLOSE:
                     break
-                writer.write(now)
+                writer.write(next_answer)
                 await writer.drain()
         writer.close()
 
 
 @contextlib.asynccontextmanager
 async def server(*answers: Answer) -> AsyncIterator[Server]:
-    made = Server(list(answers))
-    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = listening.sockets[0].getsockname()[1]
+    scripted = Server(list(answers))
+    listener = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    scripted.port = listener.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield scripted
     finally:
-        listening.close()
-        for writer in made.writers:
+        listener.close()
+        for writer in scripted.writers:
             writer.close()
 
 

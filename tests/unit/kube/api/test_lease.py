@@ -32,22 +32,22 @@ class FakeLeases:
         self.sleepers.append((self.now + seconds, len(self.sleepers), woken))
         await woken
 
-    async def until(self, true: Callable[[], bool], most_s: float = 120.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         """Advance the clock from sleeper to sleeper."""
-        ends = self.now + most_s
+        deadline = self.now + timeout_s
         while True:
             for _ in range(30):
                 await asyncio.sleep(0)
-            if true():
+            if condition():
                 return
-            self.sleepers = [one for one in self.sleepers if not one[2].done()]
-            assert self.sleepers, "nobody waits for anything"
-            at, _, woken = min(self.sleepers, key=lambda one: one[:2])
-            assert at <= ends, f"not within {most_s} s"
+            self.sleepers = [sleeper for sleeper in self.sleepers if not sleeper[2].done()]
+            assert self.sleepers, "no task sleeps"
+            at, _, woken = min(self.sleepers, key=lambda sleeper: sleeper[:2])
+            assert at <= deadline, f"not within {timeout_s} s"
             self.now = max(self.now, at)
             woken.set_result(None)
 
-    async def passes(self, seconds: float) -> None:
+    async def advance(self, seconds: float) -> None:
         ends = self.now + seconds
         alarm = asyncio.create_task(self.sleep(seconds))
         await self.until(lambda: self.now >= ends and alarm.done(), seconds + 1)
@@ -78,49 +78,51 @@ class FakeApi:
         return json.dumps(cluster.lease).encode()
 
 
-def contender(cluster: FakeLeases, name: str, *, clock_off_s: float = 0.0, **how: Any) -> tuple[Leadership, FakeApi]:
+def candidate(
+    cluster: FakeLeases, name: str, *, clock_off_s: float = 0.0, **options: Any
+) -> tuple[Leadership, FakeApi]:
     api = FakeApi(cluster)
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     leadership = Leadership(
         api,  # type: ignore[arg-type]
         "kube-system", "hodei", name,
         monotonic=lambda: cluster.now + clock_off_s, sleep=cluster.sleep, random_fraction=lambda: 0.5,
-        now=lambda: start + datetime.timedelta(seconds=cluster.now + clock_off_s), **how,
+        now=lambda: start + datetime.timedelta(seconds=cluster.now + clock_off_s), **options,
     )  # fmt: skip
     return leadership, api
 
 
-def play(story: Callable[[FakeLeases, list[asyncio.Task[None]]], Any]) -> None:
-    async def whole() -> None:
+def run_scenario(scenario: Callable[[FakeLeases, list[asyncio.Task[None]]], Any]) -> None:
+    async def main() -> None:
         tasks: list[asyncio.Task[None]] = []
         async with asyncio.timeout(20):
-            await story(FakeLeases(), tasks)
+            await scenario(FakeLeases(), tasks)
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), result
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
 def test_one_of_two_leads_and_keeps_the_lead():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
-        two, _ = contender(cluster, "two", clock_off_s=1_000_000.0)
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
+        two, _ = candidate(cluster, "two", clock_off_s=1_000_000.0)
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
         await cluster.until(lambda: one.leads)
-        await cluster.passes(100)
+        await cluster.advance(100)
         assert one.leads
         assert not two.acquired.is_set()
         assert two.holder == "one"
         assert set(cluster.writes) == {"one"}
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_the_lease_reads_as_kubernetes_writes_it():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         assert cluster.lease is not None
@@ -129,16 +131,16 @@ def test_the_lease_reads_as_kubernetes_writes_it():
             "acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z",
         }  # fmt: skip
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_released_lease_is_taken_over_at_once():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
-        two, _ = contender(cluster, "two")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
+        two, _ = candidate(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
         await cluster.until(lambda: one.leads)
-        await cluster.passes(10)
+        await cluster.advance(10)
         began = cluster.now
         await one.release()
         assert one.lost.is_set()
@@ -147,32 +149,32 @@ def test_a_released_lease_is_taken_over_at_once():
         assert cluster.lease is not None
         assert cluster.lease["spec"]["leaseTransitions"] == 1
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_dead_leader_is_replaced_when_its_lease_has_expired():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
-        two, _ = contender(cluster, "two", clock_off_s=-5000.0)
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
+        two, _ = candidate(cluster, "two", clock_off_s=-5000.0)
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
         await cluster.until(lambda: one.leads)
-        await cluster.passes(20)
+        await cluster.advance(20)
         tasks[0].cancel()
         died = cluster.now
         await cluster.until(lambda: two.leads)
         assert 13 <= cluster.now - died <= 20
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_leader_that_cannot_renew_stops_before_another_starts():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
         stopped: list[float] = []
-        one, api = contender(cluster, "one", on_lost=lambda: stopped.append(cluster.now))
-        two, _ = contender(cluster, "two")
+        one, api = candidate(cluster, "one", on_lost=lambda: stopped.append(cluster.now))
+        two, _ = candidate(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
         await cluster.until(lambda: one.leads)
-        await cluster.passes(20)
+        await cluster.advance(20)
         api.failing = ApiError(0, "Unreached", "cut off")
         cut = cluster.now
         await cluster.until(lambda: two.leads)
@@ -182,46 +184,46 @@ def test_a_leader_that_cannot_renew_stops_before_another_starts():
         assert stopped[0] < cluster.now
         assert "cut off" in one.problem
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_short_outage_costs_nothing():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, api = contender(cluster, "one")
+def test_a_short_outage_does_not_cost_the_lead():
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = candidate(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         api.failing = ApiError(503, "ServiceUnavailable", "later")
-        await cluster.passes(7)
+        await cluster.advance(7)
         api.failing = None
-        await cluster.passes(30)
+        await cluster.advance(30)
         assert one.leads
 
-    play(story)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("thief", ["another", ""])
-def test_a_leader_that_lost_its_lease_to_another_stops_at_once(thief: str):
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
+@pytest.mark.parametrize("new_holder", ["another", ""])
+def test_a_leader_that_lost_its_lease_to_another_stops_at_once(new_holder: str):
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         assert cluster.lease is not None
-        cluster.lease["spec"]["holderIdentity"] = thief
+        cluster.lease["spec"]["holderIdentity"] = new_holder
         cluster.lease["metadata"]["resourceVersion"] = "999"
         await cluster.until(one.lost.is_set, 3)
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_deleted_lease_is_created_again_by_its_leader_only():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
-        two, _ = contender(cluster, "two")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
+        two, _ = candidate(cluster, "two")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         tasks.append(asyncio.create_task(two.run()))
         for _ in range(5):
-            await cluster.passes(3)
+            await cluster.advance(3)
             cluster.lease = None
             await cluster.until(lambda: cluster.lease is not None, 5)
             assert cluster.lease is not None
@@ -229,38 +231,38 @@ def test_a_deleted_lease_is_created_again_by_its_leader_only():
         assert one.leads
         assert not two.acquired.is_set()
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_leader_stops_if_another_created_its_deleted_lease():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         cluster.lease = None
-        other, _ = contender(cluster, "other")  # it has seen no lease at all
+        other, _ = candidate(cluster, "other")  # it has seen no lease at all
         tasks.append(asyncio.create_task(other.run()))
         await cluster.until(lambda: other.leads, 1)
         await cluster.until(one.lost.is_set, 3)
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_deleted_lease_of_a_dead_leader_is_created_by_the_next_after_its_duration():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, api = contender(cluster, "one")
-        two, _ = contender(cluster, "two")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = candidate(cluster, "one")
+        two, _ = candidate(cluster, "two")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         tasks.append(asyncio.create_task(two.run()))
-        await cluster.passes(3)
-        api.failing = ApiError(0, "Unreached", "gone")
+        await cluster.advance(3)
+        api.failing = ApiError(0, "Unreached", "unreachable")
         cluster.lease, began = None, cluster.now
         await cluster.until(lambda: two.leads, 30)
         assert cluster.now - began > 10  # not before the other has stopped
         assert one.lost.is_set()
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -275,37 +277,37 @@ def test_a_deleted_lease_of_a_dead_leader_is_created_by_the_next_after_its_durat
     ],
 )
 def test_an_unreadable_lease_does_not_end_the_election(garbage: Any):
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
         cluster.lease = garbage
         tasks.append(asyncio.create_task(one.run()))
-        await cluster.passes(5)
+        await cluster.advance(5)
         assert not one.leads
         assert one.problem
         cluster.lease = None
         await cluster.until(lambda: one.leads, 60)
 
-    play(story)
+    run_scenario(scenario)
 
 
 def test_a_foreign_write_of_the_lease_does_not_cost_the_lead():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
         await cluster.until(lambda: one.leads)
         assert cluster.lease is not None
         cluster.lease["metadata"] |= {"resourceVersion": "999", "labels": {"touched": "yes"}}
-        await cluster.passes(10)
+        await cluster.advance(10)
         assert one.leads
         assert cluster.lease["metadata"]["labels"] == {"touched": "yes"}
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_candidate_that_leaves_before_leading_writes_nothing():
-    async def story(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(cluster, "one")
-        two, _ = contender(cluster, "two")
+def test_a_candidate_that_releases_before_leading_writes_nothing():
+    async def scenario(cluster: FakeLeases, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = candidate(cluster, "one")
+        two, _ = candidate(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
         await cluster.until(lambda: one.leads)
         await two.release()
@@ -313,4 +315,4 @@ def test_a_candidate_that_leaves_before_leading_writes_nothing():
         assert set(cluster.writes) == {"one"}
         assert not two.lost.is_set()
 
-    play(story)
+    run_scenario(scenario)

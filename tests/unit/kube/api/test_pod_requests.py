@@ -27,11 +27,11 @@ def _container(cpu: str = "", always: bool = False, name: str = "c", **more: str
         "containers add up",
         "the largest init container",
         "containers are more than any init container",
-        "a sidecar runs beside",
-        "a sidecar runs beside the init containers after it",
-        "and not beside those before it",
+        "a sidecar counts with the containers",
+        "a sidecar counts with the init containers after it",
+        "but not with those before it",
         "sidecars before and after",
-        "all sidecars beside the containers",
+        "all sidecars count with the containers",
     ],
 )
 def test_init_containers_and_sidecars(containers, starting, cpu):
@@ -73,7 +73,7 @@ def test_default_requests_apply_to_containers_that_declare_none():
 @pytest.mark.parametrize(
     ("reason", "cpu"),
     [("", 3000), ("Deferred", 3000), ("Infeasible", 2000)],
-    ids=["under way", "deferred", "infeasible"],
+    ids=["in progress", "deferred", "infeasible"],
 )
 def test_a_pod_being_resized_counts_with_the_larger_request(reason, cpu):
     status = {

@@ -1,4 +1,4 @@
-"""The WebSocket client against a scripted server: the handshake, frames in pieces, and what is not a WebSocket. It does not
+"""The WebSocket client against a scripted server: the handshake, frames in pieces, and invalid responses. It does not
 prove what a real API server sends: tests/real/kubernetes/test_backend_exec.py does."""
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ def frame(data: bytes, kind: int = 2, last: bool = True) -> bytes:
     return bytes((0x80 * last | kind,)) + size + data
 
 
-def told(sent: bytes, story: Callable[[Any], Any], **how: Any) -> list[bytes]:
-    """Run `story(api)` against a server whose WebSocket sends these bytes and closes; returns the request."""
-    asked: list[bytes] = []
+def run_exchange(sent: bytes, exchange: Callable[[Any], Any], **options: Any) -> list[bytes]:
+    """Run `exchange(api)` against a server whose WebSocket sends these bytes and closes; returns the requests."""
+    requests: list[bytes] = []
 
-    async def whole() -> None:
+    async def main() -> None:
         async with server() as scripted:
 
             async def upgraded(writer: asyncio.StreamWriter) -> None:
-                writer.write(switching(scripted, sent, **how))
+                writer.write(switching(scripted, sent, **options))
                 await writer.drain()
                 writer.close()
 
             scripted.answers.append(upgraded)
             async with connected(scripted) as api:
-                await story(api)
-            asked.extend(scripted.requests)
+                await exchange(api)
+            requests.extend(scripted.requests)
 
-    asyncio.run(whole())
-    return asked
+    asyncio.run(main())
+    return requests
 
 
 def test_fragmented_messages_are_joined_and_pings_are_answered():
     sent = frame(b"\x01one") + frame(b"\x01t", last=False) + frame(b"?", kind=9) + frame(b"wo", kind=0)
     sent += frame(b"\x02" + b"x" * 300) + frame(b"\x03\xe8", kind=8)
 
-    async def story(api: Any) -> None:
+    async def exchange(api: Any) -> None:
         socket = await api.websocket("/x", [("a", "b c"), ("a", "&")], [V5])
-        found = [await socket.message() for _ in range(4)]
-        assert found == [b"\x01one", b"\x01two", b"\x02" + b"x" * 300, None]
+        messages = [await socket.message() for _ in range(4)]
+        assert messages == [b"\x01one", b"\x01two", b"\x02" + b"x" * 300, None]
         await socket.close()
 
-    (asked,) = told(sent, story)
-    assert asked.startswith(b"GET /x?a=b%20c&a=%26 HTTP/1.1\r\n")
-    assert b"Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n" in asked
+    (request,) = run_exchange(sent, exchange)
+    assert request.startswith(b"GET /x?a=b%20c&a=%26 HTTP/1.1\r\n")
+    assert b"Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n" in request
 
 
 @pytest.mark.parametrize(
@@ -84,30 +84,30 @@ def test_fragmented_messages_are_joined_and_pings_are_answered():
     ],
 )
 def test_an_invalid_frame_breaks_the_connection(sent: bytes):
-    async def story(api: Any) -> None:
+    async def exchange(api: Any) -> None:
         socket = await api.websocket("/x", [], [V5])
         with pytest.raises(Unreached):
             await socket.message()
         await socket.close()
 
-    told(sent, story)
+    run_exchange(sent, exchange)
 
 
-@pytest.mark.parametrize("how", [{"protocol": "v1.other"}, {"accept": b"d3Jvbmc="}], ids=["protocol", "proof"])
-def test_a_server_with_another_protocol_is_refused(how: dict[str, Any]):
-    async def story(api: Any) -> None:
+@pytest.mark.parametrize("options", [{"protocol": "v1.other"}, {"accept": b"d3Jvbmc="}], ids=["protocol", "proof"])
+def test_a_server_with_another_protocol_is_refused(options: dict[str, Any]):
+    async def exchange(api: Any) -> None:
         with pytest.raises(ApiError) as error:
             await api.websocket("/x", [], [V5])
         assert error.value.status == 0
 
-    told(b"", story, **how)
+    run_exchange(b"", exchange, **options)
 
 
 EXIT_7 = b'{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}'
 
 
 @pytest.mark.parametrize(
-    ("last_word", "code"),
+    ("status", "code"),
     [
         (b'{"status":"Success"}', 0),
         (EXIT_7, 7),
@@ -115,14 +115,14 @@ EXIT_7 = b'{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{
         (b'{"status":"Failure","message":"exec /x: permission denied"}', 126),
     ],
 )
-def test_the_status_message_has_the_exit_code(last_word: bytes, code: int):
-    sent = frame(b"\x01out") + frame(b"\x02err") + frame(b"\x01put") + frame(b"\x03" + last_word)
+def test_the_status_message_has_the_exit_code(status: bytes, code: int):
+    sent = frame(b"\x01out") + frame(b"\x02err") + frame(b"\x01put") + frame(b"\x03" + status)
 
-    async def story(api: Any) -> None:
+    async def exchange(api: Any) -> None:
         done = await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
         assert (done.exit_code, done.stdout, done.stderr) == (code, b"output", b"err")
 
-    told(sent, story)
+    run_exchange(sent, exchange)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_the_status_message_has_the_exit_code(last_word: bytes, code: int):
     ],
 )
 def test_a_command_without_a_status_message_has_an_unknown_outcome(sent: bytes):
-    async def story(api: Any) -> None:
+    async def exchange(api: Any) -> None:
         with pytest.raises(BackendError) as error:
             await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
         assert error.value.code == IN_DOUBT
 
-    told(sent, story)
+    run_exchange(sent, exchange)
 
 
 @pytest.mark.parametrize(
@@ -151,35 +151,35 @@ def test_a_command_without_a_status_message_has_an_unknown_outcome(sent: bytes):
     ],
 )  # fmt: skip
 def test_a_refused_handshake_becomes_the_matching_error(status: int, text: bytes, kind: type[Exception]):
-    async def story() -> None:
+    async def exchange() -> None:
         body = b'{"kind":"Status","message":"%b"}' % text
         async with server(answer(status, body)) as scripted, connected(scripted) as api:
             with pytest.raises(kind, match=text.decode()):
                 await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
 
-    asyncio.run(story())
+    asyncio.run(exchange())
 
 
 def test_a_server_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(websocket, "CONNECT_S", 0.1)
 
-    async def story() -> None:
+    async def exchange() -> None:
         async with server(lambda writer: None) as scripted, connected(scripted) as api:
             with pytest.raises(BackendError, match="no connection within"):
                 await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 60_000)
 
-    asyncio.run(story())
+    asyncio.run(exchange())
 
 
 def test_a_silent_command_times_out_with_its_output_so_far():
-    async def story(api: Any) -> None:
+    async def exchange(api: Any) -> None:
         done = await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 100)
         assert (done.exit_code, done.stdout) == (None, b"out")
 
-    async def whole() -> None:
+    async def main() -> None:
         async with server() as scripted:
             scripted.answers.append(lambda writer: writer.write(switching(scripted, frame(b"\x01out"))))
             async with connected(scripted) as api:
-                await story(api)
+                await exchange(api)
 
-    asyncio.run(whole())
+    asyncio.run(main())

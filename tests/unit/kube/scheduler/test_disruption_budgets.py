@@ -29,15 +29,15 @@ def _budgets(*budgets: PodDisruptionBudget, pods: int = 3, **of_pod: Any) -> Bud
     return out
 
 
-def _passed(budgets: Budgets, *jobs: int) -> list[int]:
+def _violations(budgets: Budgets, *jobs: int) -> list[int]:
     return budgets.violations([(job, ()) for job in jobs])
 
 
 @pytest.mark.parametrize(
-    ("allowed", "passed"), [(0, [1, 1, 1]), (1, [0, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0]), (-1, [1, 1, 1])]
+    ("allowed", "violations"), [(0, [1, 1, 1]), (1, [0, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0]), (-1, [1, 1, 1])]
 )
-def test_evictions_beyond_the_allowed_number_violate_the_budget(allowed, passed):
-    assert _passed(_budgets(_budget(allowed)), 1, 2, 3) == passed
+def test_evictions_beyond_the_allowed_number_violate_the_budget(allowed, violations):
+    assert _violations(_budgets(_budget(allowed)), 1, 2, 3) == violations
 
 
 @pytest.mark.parametrize(
@@ -61,38 +61,38 @@ def test_evictions_beyond_the_allowed_number_violate_the_budget(allowed, passed)
         "an empty selector picks all",
         "an empty selector picks pods without labels too",
         "no selector picks none",
-        "not another",
-        "that other",
-        "one that cannot be read picks none",
+        "NotIn another label",
+        "NotIn its label",
+        "In without values picks none",
         "an unknown operator picks none",
     ],
 )
 def test_a_budget_counts_the_pods_that_its_selector_matches(selector, labels, covered):
     budgets = _budgets(_budget(0, selector), labels=labels)
     assert budgets.guarded(1) == covered
-    assert _passed(budgets, 1) == [int(covered)]
+    assert _violations(budgets, 1) == [int(covered)]
 
 
 def test_a_budget_of_another_namespace_does_not_count():
     budgets = _budgets(_budget(0, namespace="other"))
     assert not budgets.guarded(1)
-    assert _passed(budgets, 1) == [0]
+    assert _violations(budgets, 1) == [0]
 
 
 def test_a_disrupted_pod_is_not_counted_again():
-    assert _passed(_budgets(_budget(1, disrupted=("p2",))), 2, 1, 3) == [0, 0, 1]
+    assert _violations(_budgets(_budget(1, disrupted=("p2",))), 2, 1, 3) == [0, 0, 1]
 
 
 def test_a_pod_under_two_budgets_violates_either_and_counts_in_both():
     two = _budgets(_budget(2), _budget(1, {}))
-    assert _passed(two, 1, 2, 3) == [0, 1, 1]
+    assert _violations(two, 1, 2, 3) == [0, 1, 1]
 
 
 def test_a_gang_violates_once_for_each_of_its_pods():
     budgets = _budgets(_budget(1), pods=1)
     for member in (1, 2):
         budgets.watch(1, a_pod(f"q{member}", labels={"app": "web"}).metadata, member)
-    assert _passed(budgets, 1) == [2]
+    assert _violations(budgets, 1) == [2]
     assert budgets.violations([(1, (2,))]) == [0]
 
 
@@ -100,32 +100,32 @@ def test_changes_apply_at_once_and_increase_the_version():
     budgets = _budgets(_budget(0))
     seen = [budgets.version]
 
-    def moved() -> bool:
+    def version_changed() -> bool:
         seen.append(budgets.version)
         return seen[-1] != seen[-2]
 
-    assert _passed(budgets, 1) == [1]
+    assert _violations(budgets, 1) == [1]
     budgets.put(("ns", "budget-0"), _budget(1))
-    assert moved()
-    assert _passed(budgets, 1) == [0]
+    assert version_changed()
+    assert _violations(budgets, 1) == [0]
     budgets.put(("ns", "budget-0"), _budget(0, {"matchLabels": {"app": "db"}}))
-    assert moved()
+    assert version_changed()
     assert not budgets.guarded(1)
     budgets.watch(1, a_pod("p1", labels={"app": "db"}).metadata)
-    assert moved()
-    assert _passed(budgets, 1, 2) == [1, 0]
+    assert version_changed()
+    assert _violations(budgets, 1, 2) == [1, 0]
     budgets.watch(1, a_pod("p1", labels={"app": "db"}).metadata)
-    assert not moved()
+    assert not version_changed()
     budgets.put(("ns", "budget-0"), None)
-    assert moved()
-    assert _passed(budgets, 1) == [0]
+    assert version_changed()
+    assert _violations(budgets, 1) == [0]
 
 
 def test_an_unknown_job_violates_nothing():
     budgets = _budgets(_budget(0))
     budgets.forget(1)
     budgets.forget(99)
-    assert _passed(budgets, 1, 99, 2) == [0, 0, 1]
+    assert _violations(budgets, 1, 99, 2) == [0, 0, 1]
     assert not budgets.guarded(99)
 
 

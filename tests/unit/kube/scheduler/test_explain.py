@@ -19,8 +19,8 @@ AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerm
 
 
 def reason_of(cluster: FakeCluster, name: str) -> str:
-    telling = StatusReporter(cluster.parts.controller, cluster.parts.pods, None, cluster.parts.explainer)  # type: ignore[arg-type]
-    list(telling.reports_for(cluster.step(), cluster.now_ms))
+    reporter = StatusReporter(cluster.parts.controller, cluster.parts.pods, None, cluster.parts.explainer)  # type: ignore[arg-type]
+    list(reporter.reports_for(cluster.step(), cluster.now_ms))
     entry = cluster.parts.pods.entries[f"uid-{name}"]
     assert entry.reported
     return entry.reported_reason
@@ -68,5 +68,5 @@ def test_an_unreadable_pod_that_also_waits_for_storage_is_not_unschedulable():
         "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "d"}}],
         "resourceClaims": [{"name": "gpu"}],
     }
-    cluster.move(a_pod("x", requests={"cpu": "1"}, schedulerName="hodei", **both))
+    cluster.update(a_pod("x", requests={"cpu": "1"}, schedulerName="hodei", **both))
     assert reason_of(cluster, "x") == "UnsupportedFeature"

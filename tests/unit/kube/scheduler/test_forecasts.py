@@ -40,18 +40,18 @@ class Patches:
 
 class _Clock:
     def __init__(self, cluster: FakeCluster) -> None:
-        self._town = cluster
+        self._cluster = cluster
 
     def now_ms(self) -> int:
-        return self._town.now_ms
+        return self._cluster.now_ms
 
 
-def _forecasting(cluster: FakeCluster, api: Patches) -> PodForecasts:
+def _pod_forecasts(cluster: FakeCluster, api: Patches) -> PodForecasts:
     parts = cluster.parts
     return PodForecasts(api, parts.controller, parts.pods, _Clock(cluster), ForecastConfig(), check_every_s=0.001)
 
 
-def _waiting_cluster() -> FakeCluster:
+def _cluster_with_pending_pod() -> FakeCluster:
     cluster = FakeCluster(BATCH)
     cluster.node("n1")
     cluster.pod("runs", "4", estimate="1h")
@@ -61,82 +61,82 @@ def _waiting_cluster() -> FakeCluster:
     return cluster
 
 
-def _round(forecasting: PodForecasts) -> bool:
-    return asyncio.run(forecasting._write(list(forecasting._outdated())))
+def _write_outdated(forecasts: PodForecasts) -> bool:
+    return asyncio.run(forecasts._write(list(forecasts._outdated())))
 
 
 def test_a_start_reservation_is_annotated_once():
-    cluster, api = _waiting_cluster(), Patches()
-    forecasting = _forecasting(cluster, api)
-    assert _round(forecasting)
-    assert _round(forecasting)
+    cluster, api = _cluster_with_pending_pod(), Patches()
+    forecasts = _pod_forecasts(cluster, api)
+    assert _write_outdated(forecasts)
+    assert _write_outdated(forecasts)
     assert api.seen == [("first", {EXPECTED: "2026-09-21T15:13:20Z", LATEST: "2026-09-21T15:13:20Z"})]
 
 
 def test_the_annotation_of_an_earlier_leader_is_not_written_again():
-    cluster, api = _waiting_cluster(), Patches()
-    said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:00Z", LATEST: "2026-09-21T15:13:30Z"}
+    cluster, api = _cluster_with_pending_pod(), Patches()
+    annotations = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:00Z", LATEST: "2026-09-21T15:13:30Z"}
     cluster.delete("first")
-    cluster.pod("first", "4", annotations=said)
+    cluster.pod("first", "4", annotations=annotations)
     cluster.step()
-    _round(_forecasting(cluster, api))
+    _write_outdated(_pod_forecasts(cluster, api))
     assert api.seen == []
 
 
 def test_a_pod_without_a_start_reservation_gets_the_forecast():
-    cluster, api = _waiting_cluster(), Patches()
+    cluster, api = _cluster_with_pending_pod(), Patches()
     cluster.pod("second", "4", estimate="1h")
     cluster.step()
-    forecasting = _forecasting(cluster, api)
-    asyncio.run(forecasting.forecast_task._forecast())
-    _round(forecasting)
-    asyncio.run(forecasting.stop())
-    annotations = dict(api.seen)
-    assert annotations["second"][EXPECTED] == "2026-09-21T16:13:20Z"
-    assert annotations["second"][LATEST] >= annotations["second"][EXPECTED]
+    forecasts = _pod_forecasts(cluster, api)
+    asyncio.run(forecasts.forecast_task._forecast())
+    _write_outdated(forecasts)
+    asyncio.run(forecasts.stop())
+    written = dict(api.seen)
+    assert written["second"][EXPECTED] == "2026-09-21T16:13:20Z"
+    assert written["second"][LATEST] >= written["second"][EXPECTED]
 
 
 def test_a_forbidden_annotation_pauses_further_tries(caplog: pytest.LogCaptureFixture):
-    cluster = _waiting_cluster()
-    assert not _round(_forecasting(cluster, Patches(ApiError(403, "Forbidden", "pods is forbidden"))))
+    cluster = _cluster_with_pending_pod()
+    assert not _write_outdated(_pod_forecasts(cluster, Patches(ApiError(403, "Forbidden", "pods is forbidden"))))
     assert "rbac-forecast.yaml" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("old_min", "new_min", "matters"),
+    ("old_min", "new_min", "written"),
     [(10, 10.9, False), (10, 11.5, True), (100, 105, False), (100, 120, True), (100, 60, True)],
     ids=["less than a minute", "more", "less than a tenth", "more than a tenth", "sooner"],
 )
-def test_small_changes_are_not_worth_a_patch(old_min: float, new_min: float, matters: bool):
+def test_small_changes_are_not_written(old_min: float, new_min: float, written: bool):
     old, new = (NOW_MS + round(minutes * MINUTE_MS) for minutes in (old_min, new_min))
-    assert differs_noticeably(old, new, NOW_MS) is matters
+    assert differs_noticeably(old, new, NOW_MS) is written
 
 
-def test_our_own_annotation_is_no_change_of_a_pod():
-    cluster = _waiting_cluster()
+def test_our_own_annotation_does_not_change_the_job_of_a_pod():
+    cluster = _cluster_with_pending_pod()
     before = cluster.job("first")
-    said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:20Z"}
+    annotations = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:20Z"}
     fields = {"requests": {"cpu": "4", "memory": "1Gi"}, "schedulerName": "hodei"}
-    cluster.move(a_pod("first", annotations=said, **fields))
+    cluster.update(a_pod("first", annotations=annotations, **fields))
     assert not cluster.parts.pods.has_work
     assert cluster.job("first") == before
-    cluster.move(a_pod("first", annotations={**said, "hodei.io/estimate": "2h"}, **fields))
+    cluster.update(a_pod("first", annotations={**annotations, "hodei.io/estimate": "2h"}, **fields))
     assert cluster.parts.pods.has_work
 
 
 def _finished(name: str, *, seconds: int, scheduler: str = "hodei") -> FinishedPod:
     ended = f"2026-09-21T13:{seconds // 60:02}:{seconds % 60:02}Z"
-    plain = {
+    fields = {
         "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}",
                      "ownerReferences": [{"kind": "Job", "name": "nightly-3", "uid": "1", "controller": True}]},
         "spec": {"schedulerName": scheduler, "nodeName": "n1", "containers": [{"name": "main"}]},
         "status": {"phase": "Succeeded", "startTime": "2026-09-21T13:00:00Z",
                    "containerStatuses": [{"name": "main", "state": {"terminated": {"finishedAt": ended}}}]},
     }  # fmt: skip
-    return msgspec.convert(plain, FinishedPod)
+    return msgspec.convert(fields, FinishedPod)
 
 
-def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
+def test_run_times_of_finished_pods_are_learned_once_in_the_order_of_their_ends():
     learned: list[tuple[str, int]] = []
 
     def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
@@ -149,20 +149,20 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
     finished.listed([_finished("late", seconds=90), _finished("early", seconds=30)])
     finished.listed([_finished("late", seconds=90)])
     finished.changed("MODIFIED", _finished("late", seconds=90))
-    finished.changed("ADDED", _finished("theirs", seconds=5, scheduler="default-scheduler"))
+    finished.changed("ADDED", _finished("foreign", seconds=5, scheduler="default-scheduler"))
     finished.changed("DELETED", _finished("late", seconds=90))
     finished.changed("ADDED", _finished("new", seconds=60))
     assert learned == [("Job/nightly-3", 30_000), ("Job/nightly-3", 90_000), ("Job/nightly-3", 60_000)]
 
 
-def test_forecasts_learn_from_them_too():
-    cluster = _waiting_cluster()
-    forecasting = _forecasting(cluster, Patches())
+def test_forecasts_use_learned_run_times():
+    cluster = _cluster_with_pending_pod()
+    forecasts = _pod_forecasts(cluster, Patches())
     spec = cluster.parts.pods.entries["uid-runs"].info.job
     for _ in range(6):
-        forecasting.learn(spec, 1_800_000, NOW_MS)
-    asyncio.run(forecasting.forecast_task._forecast())
-    forecast = forecasting.forecast_task.latest(cluster.job("first"))
-    asyncio.run(forecasting.stop())
+        forecasts.learn(spec, 1_800_000, NOW_MS)
+    asyncio.run(forecasts.forecast_task._forecast())
+    forecast = forecasts.forecast_task.latest(cluster.job("first"))
+    asyncio.run(forecasts.stop())
     assert forecast is not None
     assert forecast.p50_ms == NOW_MS + 1_800_000

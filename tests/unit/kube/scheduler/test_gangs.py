@@ -11,9 +11,9 @@ from unit.kube.pod_factory import a_pod
 
 Y = "yunikorn.apache.org/"
 TASK_GROUPS = '[{"name":"driver","minMember":1,"minResource":{"cpu":"1"}},{"name":"worker","minMember":3}]'
-OURS = {"metadata": {"name": "g"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}}}
+KUBERNETES = {"metadata": {"name": "g"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}}}
 ONE_BY_ONE = {"spec": {"schedulingPolicy": {"basic": {}}}}
-TOGETHER = {
+WHOLE_IN_ONE_RACK = {
     "spec": {
         "schedulingPolicy": {"gang": {"minCount": 2}},
         "disruptionMode": {"all": {}},
@@ -25,7 +25,7 @@ WORKLOAD = {
 }
 
 
-def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> Groups:
+def _groups(kubernetes=KUBERNETES, plugins=None, volcano=None, workload=WORKLOAD) -> Groups:
     return Groups(
         {("ns", "g"): from_builtins(kubernetes, PodGroup)},
         {("ns", "wl"): from_builtins(workload, GroupedWorkload)},
@@ -40,7 +40,7 @@ def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> G
         ({"schedulingGroup": {"podGroupName": "g"}}, _groups(), Group(("kubernetes", "ns", "g"), 4, timeout_ms=300_000)),
         (
             {"schedulingGroup": {"podGroupName": "g"}},
-            _groups(TOGETHER),
+            _groups(WHOLE_IN_ONE_RACK),
             Group(("kubernetes", "ns", "g"), 2, timeout_ms=300_000, topology="rack", all_or_nothing=True),
         ),
         (
@@ -120,7 +120,7 @@ def test_a_pod_belongs_to_a_gang(fields, groups, expected):
         {"annotations": {"pod-group": ""}},
         {"schedulingGroup": {}},
     ],
-    ids=["says nothing", "has a queue", "has an app id", "an empty name", "an empty group"],
+    ids=["nothing declared", "has a queue", "has an app id", "an empty name", "an empty group"],
 )
 def test_a_pod_belongs_to_no_gang(fields):
     assert membership(a_pod(**fields)) is None
@@ -160,9 +160,9 @@ def test_a_gang_without_a_declared_size_waits_with_a_reason(fields, text):
     assert text in found.text
 
 
-def test_a_group_inside_a_group_is_not_supported_and_says_so():
-    inside = {"spec": {"schedulingPolicy": {"gang": {}}, "parentCompositePodGroupName": "root"}}
-    found = group_of(membership(a_pod(schedulingGroup={"podGroupName": "g"})), _groups(inside))
+def test_a_nested_group_is_refused_as_unsupported():
+    nested = {"spec": {"schedulingPolicy": {"gang": {}}, "parentCompositePodGroupName": "root"}}
+    found = group_of(membership(a_pod(schedulingGroup={"podGroupName": "g"})), _groups(nested))
     assert isinstance(found, Reason)
     assert found.code == "UNSUPPORTED_FEATURE"
 
@@ -175,7 +175,7 @@ def test_a_group_inside_a_group_is_not_supported_and_says_so():
         {"pod-group": "g", "pod-group-size": "2", "pod-group-timeout": "soon"},
         {f"{Y}app-id": "a", f"{Y}task-groups": "[{"},
     ],
-    ids=["no number", "nobody", "no duration", "no JSON"],
+    ids=["not a number", "zero", "no duration", "no JSON"],
 )
 def test_an_unreadable_group_is_a_reason(annotations):
     found = membership(a_pod(annotations=annotations))
@@ -191,19 +191,19 @@ def test_pods_that_declare_different_sizes_are_refused():
 
 
 def test_only_one_pod_of_an_application_needs_to_carry_the_task_groups():
-    loop = membership(a_pod(labels={f"{Y}app-id": "a"}, annotations={f"{Y}task-groups": TASK_GROUPS}))
+    driver = membership(a_pod(labels={f"{Y}app-id": "a"}, annotations={f"{Y}task-groups": TASK_GROUPS}))
     worker = membership(a_pod(labels={f"{Y}app-id": "a"}, annotations={f"{Y}task-group-name": "worker"}))
-    found = group_of(worker, siblings=(loop,))
+    found = group_of(worker, siblings=(driver,))
     assert isinstance(found, Group)
     assert (found.min_count, found.parts) == (4, (("driver", 1), ("worker", 3)))
 
 
-def test_kubernetes_own_group_comes_before_all_others():
+def test_the_group_of_kubernetes_comes_before_all_others():
     both = a_pod(schedulingGroup={"podGroupName": "g"}, annotations={"pod-group": "x", "pod-group-size": "2"})
     assert membership(both).convention == "kubernetes"
 
 
-def test_how_many_are_missing():
+def test_missing_members_are_counted_per_task_group():
     group = Group(("yunikorn", "ns", "a"), 4, (("driver", 1), ("worker", 3)))
     assert missing_count(group, {}) == 4
     assert missing_count(group, {"worker": 4}) == 1
@@ -230,14 +230,14 @@ def test_pods_that_are_bound_already_count():
 
 def test_groups_of_different_namespaces_are_separate():
     found = assemble([_in_group("a", "2"), _in_group("a", "2", namespace="other"), a_pod("alone")])
-    assert sorted(len(one.pending) for one in found) == [1, 1, 1]
-    assert [one.reason is None for one in found] == [True, False, False]
+    assert sorted(len(gang.pending) for gang in found) == [1, 1, 1]
+    assert [gang.reason is None for gang in found] == [True, False, False]
 
 
 def test_equal_pods_are_one_task_of_the_gangs_job():
     pods = [translate.pod(a_pod(name, requests={"cpu": "1"}, labels={"app": "x"})) for name in "abc"]
     pods.insert(1, translate.pod(a_pod("d", requests={"cpu": "2"}, labels={"app": "y"})))
-    job, order = as_job([one_name(pod) for pod in pods], 4)
+    job, order = as_job([without_name(pod) for pod in pods], 4)
     assert [(task.request["cpu"], task.count, task.needed) for task in job.tasks] == [(1000, 3, 3), (2000, 1, 1)]
     assert [task.labels for task in job.tasks] == [{"app": "x"}, {"app": "y"}]
     assert order == [0, 2, 3, 1]
@@ -246,7 +246,7 @@ def test_equal_pods_are_one_task_of_the_gangs_job():
 def test_spare_members_are_placed_if_capacity_is_left():
     pods = [translate.pod(a_pod(name, requests={"cpu": "1"})) for name in "abc"]
     pods.append(translate.pod(a_pod("d", requests={"cpu": "2"})))
-    job, order = as_job([one_name(pod) for pod in pods], 2)
+    job, order = as_job([without_name(pod) for pod in pods], 2)
     assert [(task.count, task.needed) for task in job.tasks] == [(3, 2)]
     assert order == [0, 1, 2]
 
@@ -254,21 +254,21 @@ def test_spare_members_are_placed_if_capacity_is_left():
 def test_index_labels_do_not_make_pods_of_a_set_different():
     index = "batch.kubernetes.io/job-completion-index"
     pods = [translate.pod(a_pod(str(n), labels={index: str(n), "app": "x"})) for n in range(3)]
-    job, _ = as_job([one_name(pod) for pod in pods], 3)
+    job, _ = as_job([without_name(pod) for pod in pods], 3)
     assert [(task.count, task.labels) for task in job.tasks] == [(3, {"app": "x"})]
 
 
 def test_a_gang_has_the_priority_of_its_highest_pod():
-    pods = [one_name(translate.pod(a_pod(str(n), priority=n))) for n in (3, 7, 5)]
+    pods = [without_name(translate.pod(a_pod(str(n), priority=n))) for n in (3, 7, 5)]
     assert as_job(pods, 3)[0].priority == 7
 
 
-def test_the_topology_of_a_group_is_the_gangs():
+def test_a_gang_has_the_topology_of_its_group():
     job, _ = as_job([translate.pod(a_pod())], 1, Group(("kubernetes", "ns", "g"), 1, topology="rack"))
     assert job.gang.topology == "rack"
 
 
-def one_name(pod):
-    """As in a live cluster, without the pod's name, which scheduling does not read."""
+def without_name(pod):
+    """Without the pod's name, which scheduling does not read, as in a real cluster."""
     job = structs.replace(pod.job, tasks=(structs.replace(pod.job.tasks[0], name="pod"),))
     return structs.replace(pod, job=job)

@@ -14,20 +14,20 @@ API = {"Job": "batch/v1", "StatefulSet": "apps/v1", "ReplicaSet": "apps/v1"}
 
 
 def owner(kind: str, name: str, api: str = "") -> list[dict[str, Any]]:
-    made = {
+    reference = {
         "apiVersion": api or API.get(kind, "example.com/v1"),
         "kind": kind,
         "name": name,
         "uid": f"uid-{kind}-{name}",
     }
-    return [{**made, "controller": True}]
+    return [{**reference, "controller": True}]
 
 
 def workload(
-    kind: str, name: str, made_by: list[dict[str, Any]] | None = None, notes: Any = None, **spec: Any
+    kind: str, name: str, owners: list[dict[str, Any]] | None = None, annotations: Any = None, **spec: Any
 ) -> Workload:
     meta = {"name": name, "namespace": "ns", "uid": f"uid-{kind}-{name}"}
-    meta |= {"ownerReferences": made_by or [], "annotations": notes or {}}
+    meta |= {"ownerReferences": owners or [], "annotations": annotations or {}}
     return from_builtins({"metadata": meta, "spec": spec}, Workload)
 
 
@@ -38,14 +38,14 @@ class GroupScheduler(FakeCluster):
         super().__init__(options)
         self.node("a", cpu="3")
 
-    def workload(self, kind: str, name: str, *given: Any, **spec: Any) -> None:
+    def workload(self, kind: str, name: str, *owner_and_annotations: Any, **spec: Any) -> None:
         cache = self.parts.cache
         indexer = cache.jobs if kind == "Job" else cache.workloads[kind]
-        indexer.changed("ADDED", workload(kind, name, *given, **spec))
+        indexer.changed("ADDED", workload(kind, name, *owner_and_annotations, **spec))
 
     def member(self, name: str, owners: list[dict[str, Any]] | None, *, label: bool = False, **fields: Any) -> None:
-        said = {"labels" if label else "annotations": {"pod-group": "ring"}}
-        self.pod(name, **({"owners": owners} if owners else {}), **said, **fields)
+        group = {"labels" if label else "annotations": {"pod-group": "ring"}}
+        self.pod(name, **({"owners": owners} if owners else {}), **group, **fields)
 
     def placed_pods(self) -> list[str]:
         return sorted(uid.removeprefix("uid-") for uid in self.pods if self.node_of(uid.removeprefix("uid-")))
@@ -56,7 +56,7 @@ class GroupScheduler(FakeCluster):
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "spec"),
+    ("kind", "owner_and_annotations", "spec"),
     [
         ("Job", (), {"parallelism": 3}),
         ("Job", (), {"parallelism": 5, "completions": 3}),
@@ -73,17 +73,17 @@ class GroupScheduler(FakeCluster):
 )
 @pytest.mark.parametrize("first", ["owner", "pods"])
 @pytest.mark.parametrize("label", [False, True], ids=["annotation", "label"])
-def test_a_group_has_the_size_of_its_owner(kind, given, spec, first, label):
+def test_a_group_has_the_size_of_its_owner(kind, owner_and_annotations, spec, first, label):
     scheduler = GroupScheduler()
     if first == "owner":
-        scheduler.workload(kind, "x", *given, **spec)
-    for at in range(2):
-        scheduler.member(f"p{at}", owner(kind, "x"), label=label)
+        scheduler.workload(kind, "x", *owner_and_annotations, **spec)
+    for index in range(2):
+        scheduler.member(f"p{index}", owner(kind, "x"), label=label)
     scheduler.step()
     assert scheduler.placed_pods() == []
     if first == "pods":
         assert scheduler.waiting_reason("p0")[0] == "POD_GROUP_MISSING"
-        scheduler.workload(kind, "x", *given, **spec)
+        scheduler.workload(kind, "x", *owner_and_annotations, **spec)
         scheduler.step()
     assert scheduler.waiting_reason("p0")[0] == "GANG_INCOMPLETE"
     scheduler.member("p2", owner(kind, "x"), label=label)
@@ -94,8 +94,8 @@ def test_a_group_has_the_size_of_its_owner(kind, given, spec, first, label):
 def test_a_group_waits_if_only_a_part_of_it_fits():
     scheduler = GroupScheduler()
     scheduler.workload("Job", "x", parallelism=4)
-    for at in range(4):
-        scheduler.member(f"p{at}", owner("Job", "x"))
+    for index in range(4):
+        scheduler.member(f"p{index}", owner("Job", "x"))
     scheduler.step()
     assert scheduler.placed_pods() == []
     scheduler.node("b", cpu="1")
@@ -116,7 +116,7 @@ def test_a_group_grows_and_shrinks_with_its_owner():
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "spec", "owners", "why"),
+    ("kind", "owner_and_annotations", "spec", "owners", "why"),
     [
         ("", (), {}, None, "has no owner"),
         ("StatefulSet", (), {"replicas": 3}, owner("StatefulSet", "x"), "StatefulSet/x creates its pods one after the other"),
@@ -127,10 +127,10 @@ def test_a_group_grows_and_shrinks_with_its_owner():
         ("ReplicaSet", (owner("Rollout", "r"),), {"replicas": 1}, owner("ReplicaSet", "x"), "belongs to Rollout/r"),
     ],
 )  # fmt: skip
-def test_a_group_of_uncertain_size_is_refused_with_the_cause(kind, given, spec, owners, why):
+def test_a_group_of_uncertain_size_is_refused_with_the_cause(kind, owner_and_annotations, spec, owners, why):
     scheduler = GroupScheduler()
     if kind:
-        scheduler.workload(kind, "x", *given, **spec)
+        scheduler.workload(kind, "x", *owner_and_annotations, **spec)
     scheduler.member("p0", owners)
     scheduler.step()
     assert scheduler.placed_pods() == []
@@ -170,8 +170,8 @@ def test_pods_of_an_updated_deployment_replace_each_other_one_by_one():
     desired = {"deployment.kubernetes.io/desired-replicas": "3"}
     deployment = owner("Deployment", "web", "apps/v1")
     scheduler.workload("ReplicaSet", "old", deployment, desired, replicas=3)
-    for at in range(3):
-        scheduler.member(f"p{at}", owner("ReplicaSet", "old"))
+    for index in range(3):
+        scheduler.member(f"p{index}", owner("ReplicaSet", "old"))
     scheduler.step()
     assert len(scheduler.placed_pods()) == 3
     scheduler.workload("ReplicaSet", "new", deployment, desired, replicas=1)
@@ -184,8 +184,8 @@ def test_pods_of_an_updated_deployment_replace_each_other_one_by_one():
 def test_a_later_pod_of_a_job_starts_alone_when_others_have_succeeded():
     scheduler = GroupScheduler()
     scheduler.workload("Job", "x", parallelism=2, completions=3)
-    for at in range(2):
-        scheduler.member(f"p{at}", owner("Job", "x"))
+    for index in range(2):
+        scheduler.member(f"p{index}", owner("Job", "x"))
     scheduler.step()
     assert scheduler.placed_pods() == ["p0", "p1"]
     scheduler.member("p2", owner("Job", "x"))
@@ -193,7 +193,7 @@ def test_a_later_pod_of_a_job_starts_alone_when_others_have_succeeded():
     assert scheduler.placed_pods() == ["p0", "p1", "p2"]
 
 
-def test_a_bare_name_on_pods_of_other_schedulers_forms_no_gang():
+def test_a_group_name_on_pods_of_other_schedulers_forms_no_gang():
     scheduler = GroupScheduler()
     scheduler.workload("ReplicaSet", "x", replicas=2)
     scheduler.member("f0", owner("ReplicaSet", "x"), label=True, schedulerName="others", nodeName="a")
@@ -201,26 +201,26 @@ def test_a_bare_name_on_pods_of_other_schedulers_forms_no_gang():
     assert scheduler.parts.pods.entries["uid-f0"].group is None
 
 
-def test_owners_are_forgotten_with_the_last_member():
+def test_owners_are_dropped_with_the_last_member():
     scheduler = GroupScheduler()
     scheduler.workload("Job", "x", parallelism=2)
-    for at in range(2):
-        scheduler.member(f"p{at}", owner("Job", "x"))
+    for index in range(2):
+        scheduler.member(f"p{index}", owner("Job", "x"))
     scheduler.step()
     assert scheduler.parts.cache.sizing_workloads
-    for at in range(2):
-        scheduler.delete(f"p{at}")
+    for index in range(2):
+        scheduler.delete(f"p{index}")
     scheduler.step()
     assert not scheduler.parts.cache.sizing_workloads
 
 
 def test_spare_pods_of_a_gang_are_ordered_by_the_preferred_annotation():
     scheduler = GroupScheduler(Options(priority_annotation="rank", priority_preferred=True))
-    ties: list[tuple[list[int], list[int]]] = []
-    scheduler.parts.pods.link_members = lambda key, core, spare: ties.append((list(core), list(spare)))
-    for at, rank in enumerate(("5", "1", "9")):
-        said = {"pod-group": "ring", "pod-group-size": "2", "rank": rank}
-        scheduler.pod(f"p{at}", annotations=said, priority=10 - at)
+    links: list[tuple[list[int], list[int]]] = []
+    scheduler.parts.pods.link_members = lambda key, core, spare: links.append((list(core), list(spare)))
+    for index, rank in enumerate(("5", "1", "9")):
+        annotations = {"pod-group": "ring", "pod-group-size": "2", "rank": rank}
+        scheduler.pod(f"p{index}", annotations=annotations, priority=10 - index)
     scheduler.step()
     assert scheduler.placed_pods() == ["p0", "p1", "p2"]
-    assert ties[-1][1] == [scheduler.job("p1")]
+    assert links[-1][1] == [scheduler.job("p1")]

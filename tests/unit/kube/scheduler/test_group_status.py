@@ -12,12 +12,14 @@ from hodei.kube.scheduler.group_status import GroupStatus, kubernetes_status, sc
 AT = "2026-09-21T14:13:20Z"
 
 
-def a_group(least: int = 3, **status: Any) -> MemberGroup:
-    return from_builtins({"metadata": {"name": "ring"}, "spec": {"minMember": least}, "status": status}, MemberGroup)
+def a_group(min_count: int = 3, **status: Any) -> MemberGroup:
+    return from_builtins(
+        {"metadata": {"name": "ring"}, "spec": {"minMember": min_count}, "status": status}, MemberGroup
+    )
 
 
-def own(least: int = 3, *conditions: dict[str, Any]) -> PodGroup:
-    spec = {"schedulingPolicy": {"gang": {"minCount": least}}}
+def kubernetes_group(min_count: int = 3, *conditions: dict[str, Any]) -> PodGroup:
+    spec = {"schedulingPolicy": {"gang": {"minCount": min_count}}}
     meta = {"name": "ring", "generation": 4}
     return from_builtins({"metadata": meta, "spec": spec, "status": {"conditions": list(conditions)}}, PodGroup)
 
@@ -36,18 +38,18 @@ def own(least: int = 3, *conditions: dict[str, Any]) -> PodGroup:
     ],
 )
 def test_phases_of_scheduler_plugins(now: GroupStatus, phase: str) -> None:
-    said = scheduler_plugins_status(a_group(), now, AT)
-    assert said is not None
-    assert said["phase"] == phase
-    assert (said["running"], said["succeeded"], said["failed"]) == (now.running, now.succeeded, now.failed)
-    assert said["scheduled"] == now.placed + now.succeeded
-    assert ("scheduleStartTime" in said) == (phase != "Pending")
+    status = scheduler_plugins_status(a_group(), now, AT)
+    assert status is not None
+    assert status["phase"] == phase
+    assert (status["running"], status["succeeded"], status["failed"]) == (now.running, now.succeeded, now.failed)
+    assert status["scheduled"] == now.placed + now.succeeded
+    assert ("scheduleStartTime" in status) == (phase != "Pending")
 
 
 def test_the_time_when_scheduling_began_is_kept_and_the_owner_is_named() -> None:
-    said = scheduler_plugins_status(a_group(scheduleStartTime="then"), GroupStatus(pending=3, owners=("ns/job",)), AT)
-    assert said is not None
-    assert (said["scheduleStartTime"], said["occupiedBy"]) == ("then", "ns/job")
+    status = scheduler_plugins_status(a_group(scheduleStartTime="then"), GroupStatus(pending=3, owners=("ns/job",)), AT)
+    assert status is not None
+    assert (status["scheduleStartTime"], status["occupiedBy"]) == ("then", "ns/job")
 
 
 @pytest.mark.parametrize("phase", ["Finished", "Failed"])
@@ -69,28 +71,28 @@ def test_a_final_phase_of_scheduler_plugins_never_changes(phase: str) -> None:
     ],
 )
 def test_phases_and_conditions_of_volcano(now: GroupStatus, phase: str, condition: str) -> None:
-    said = volcano_status(a_group(), now, AT)
-    assert said is not None
-    assert (said["phase"], said["running"], said["succeeded"]) == (phase, now.running, now.succeeded)
-    assert [one["type"] for one in said.get("conditions", [])] == ([condition] if condition else [])
+    status = volcano_status(a_group(), now, AT)
+    assert status is not None
+    assert (status["phase"], status["running"], status["succeeded"]) == (phase, now.running, now.succeeded)
+    assert [each["type"] for each in status.get("conditions", [])] == ([condition] if condition else [])
 
 
 def test_other_conditions_stay_and_an_unchanged_one_keeps_its_time() -> None:
     before = {"type": "Scheduled", "status": "True", "reason": "tasks in gang are ready to be scheduled", "message": "",
               "lastTransitionTime": "then"}  # fmt: skip
     other = {"type": "Unschedulable", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": "long ago"}
-    said = volcano_status(a_group(conditions=[before, other]), GroupStatus(placed=3), AT)
-    assert said is not None
-    assert [(one["type"], one["lastTransitionTime"]) for one in said["conditions"]] == [
+    status = volcano_status(a_group(conditions=[before, other]), GroupStatus(placed=3), AT)
+    assert status is not None
+    assert [(each["type"], each["lastTransitionTime"]) for each in status["conditions"]] == [
         ("Unschedulable", "long ago"),
         ("Scheduled", "then"),
     ]
 
 
 def test_the_condition_of_kubernetes() -> None:
-    waits = GroupStatus(pending=3, message="0/1 nodes are available")
-    said = kubernetes_status(own(), waits, AT, "PodGroupScheduled")
-    assert said == {
+    pending = GroupStatus(pending=3, message="0/1 nodes are available")
+    status = kubernetes_status(kubernetes_group(), pending, AT, "PodGroupScheduled")
+    assert status == {
         "conditions": [
             {
                 "type": "PodGroupScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available",
@@ -98,13 +100,15 @@ def test_the_condition_of_kubernetes() -> None:
             }
         ]
     }  # fmt: skip
-    known = {**said["conditions"][0], "lastTransitionTime": "then"}
-    assert kubernetes_status(own(3, known), waits, AT, "PodGroupScheduled") is None
-    newer = kubernetes_status(own(3, known), GroupStatus(pending=3, message="other"), AT, "PodGroupScheduled")
+    known = {**status["conditions"][0], "lastTransitionTime": "then"}
+    assert kubernetes_status(kubernetes_group(3, known), pending, AT, "PodGroupScheduled") is None
+    newer = kubernetes_status(
+        kubernetes_group(3, known), GroupStatus(pending=3, message="other"), AT, "PodGroupScheduled"
+    )
     assert newer is not None
     assert newer["conditions"][0]["lastTransitionTime"] == "then"
-    done = kubernetes_status(own(3, known), GroupStatus(placed=3), AT, "PodGroupScheduled")
+    done = kubernetes_status(kubernetes_group(3, known), GroupStatus(placed=3), AT, "PodGroupScheduled")
     assert done is not None
     assert (done["conditions"][0]["status"], done["conditions"][0]["reason"]) == ("True", "Scheduled")
-    assert kubernetes_status(own(3, done["conditions"][0]), waits, AT, "PodGroupScheduled") is None
-    assert kubernetes_status(own(), GroupStatus(pending=1), AT, "PodGroupScheduled") is None
+    assert kubernetes_status(kubernetes_group(3, done["conditions"][0]), pending, AT, "PodGroupScheduled") is None
+    assert kubernetes_status(kubernetes_group(), GroupStatus(pending=1), AT, "PodGroupScheduled") is None

@@ -22,18 +22,18 @@ class SlowApi:
     """Delays every status until it is released, and records them in order."""
 
     def __init__(self) -> None:
-        self.coming: list[asyncio.Future[None]] = []
-        self.arrived: list[dict[str, Any]] = []
+        self.patches: list[asyncio.Future[None]] = []
+        self.written: list[dict[str, Any]] = []
 
     async def request(self, method: str, path: str, body: bytes | None = None, **options: Any) -> bytes:
         if method != "PATCH" or body is None:
             if "batch.volcano.sh" in path:
                 return b'{"spec":{"schedulerName":"hodei"}}'
             return b'{"resources":[{"name":"podgroups"},{"name":"podgroups/status"}]}'
-        through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.coming.append(through)
-        await through
-        self.arrived.append(msgspec.json.decode(body)["status"])
+        released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.patches.append(released)
+        await released
+        self.written.append(msgspec.json.decode(body)["status"])
         return b"{}"
 
 
@@ -43,9 +43,9 @@ class SlowStatusWriter:
         parts = self.cluster.parts
         self.writer = GroupStatusWriter(self.api, "hodei", parts.pods, parts.cache, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
 
-    async def until(self, what: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while not what():
+            while not condition():
                 self.writer.check()
                 await asyncio.sleep(0.001)
 
@@ -69,18 +69,18 @@ def a_gang(slow: SlowStatusWriter) -> None:
 def test_the_status_of_a_group_is_written_one_at_a_time() -> None:
     async def body(slow: SlowStatusWriter) -> None:
         a_gang(slow)
-        await slow.until(lambda: len(slow.api.coming) == 1)
+        await slow.until(lambda: len(slow.api.patches) == 1)
         slow.cluster.node("n0")
         slow.cluster.step()  # both are placed now
         for _ in range(20):
             slow.writer.check()
             await asyncio.sleep(0)
-        assert len(slow.api.coming) == 1
-        slow.api.coming[0].set_result(None)
-        await slow.until(lambda: len(slow.api.coming) == 2)
-        slow.api.coming[1].set_result(None)
-        await slow.until(lambda: len(slow.api.arrived) == 2)
-        assert [one["scheduled"] for one in slow.api.arrived] == [0, 2]
+        assert len(slow.api.patches) == 1
+        slow.api.patches[0].set_result(None)
+        await slow.until(lambda: len(slow.api.patches) == 2)
+        slow.api.patches[1].set_result(None)
+        await slow.until(lambda: len(slow.api.written) == 2)
+        assert [status["scheduled"] for status in slow.api.written] == [0, 2]
 
     run(body)
 
@@ -90,11 +90,11 @@ def test_a_status_is_written_again_after_an_outage(monkeypatch: pytest.MonkeyPat
 
     async def body(slow: SlowStatusWriter) -> None:
         a_gang(slow)
-        await slow.until(lambda: len(slow.api.coming) == 1)
-        slow.api.coming[0].set_exception(ApiError(503, "ServiceUnavailable", "away"))
-        await slow.until(lambda: len(slow.api.coming) == 2)
-        slow.api.coming[1].set_result(None)
-        await slow.until(lambda: len(slow.api.arrived) == 1)
+        await slow.until(lambda: len(slow.api.patches) == 1)
+        slow.api.patches[0].set_exception(ApiError(503, "ServiceUnavailable", "unavailable"))
+        await slow.until(lambda: len(slow.api.patches) == 2)
+        slow.api.patches[1].set_result(None)
+        await slow.until(lambda: len(slow.api.written) == 1)
 
     run(body)
 
@@ -113,10 +113,10 @@ def test_a_volcano_group_is_admitted_after_an_outage(monkeypatch: pytest.MonkeyP
         meta = {"name": "ring", "namespace": "ns", "uid": "group-1", "ownerReferences": [owner]}
         group = from_builtins({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
         slow.cluster.parts.cache.volcano_groups.changed("ADDED", group)
-        await slow.until(lambda: len(slow.api.coming) == 1)
-        slow.api.coming[0].set_exception(ApiError(0, "Unreachable", "away"))
-        await slow.until(lambda: len(slow.api.coming) == 2)
-        slow.api.coming[1].set_result(None)
-        await slow.until(lambda: slow.api.arrived == [{"phase": "Inqueue"}])
+        await slow.until(lambda: len(slow.api.patches) == 1)
+        slow.api.patches[0].set_exception(ApiError(0, "Unreachable", "unavailable"))
+        await slow.until(lambda: len(slow.api.patches) == 2)
+        slow.api.patches[1].set_result(None)
+        await slow.until(lambda: slow.api.written == [{"phase": "Inqueue"}])
 
     run(body)

@@ -28,10 +28,10 @@ class RecordingPodApi:
         self.deleted.append(victim.metadata.name)
 
     def __getattr__(self, name: str) -> Any:
-        async def nothing(*said: Any) -> None:
+        async def noop(*args: Any) -> None:
             return
 
-        return nothing
+        return noop
 
 
 class Loop:
@@ -40,9 +40,9 @@ class Loop:
     def __init__(self) -> None:
         self.cluster, self.pod_api = FakeCluster(), RecordingPodApi()
         parts, pod_api = self.cluster.parts, cast("Any", self.pod_api)
-        telling = StatusReporter(parts.controller, parts.pods, pod_api, parts.explainer)
+        reporter = StatusReporter(parts.controller, parts.pods, pod_api, parts.explainer)
         self.loop = SchedulerLoop(
-            cast("Any", None), parts.controller, parts.pods, parts.cache, pod_api, telling, parts.metrics,
+            cast("Any", None), parts.controller, parts.pods, parts.cache, pod_api, reporter, parts.metrics,
             lambda: self.cluster.now_ms,
         )  # fmt: skip
 
@@ -55,11 +55,11 @@ class Loop:
             self.step()
             await asyncio.sleep(0)
 
-    def block_removals(self, held: bool) -> None:
+    def block_removals(self, blocked: bool) -> None:
         """Block deletions, as if many others were queued."""
         queue = self.loop._removal_requests
-        queue.width = 0 if held else REMOVALS
-        if not held:
+        queue.width = 0 if blocked else REMOVALS
+        if not blocked:
             queue.put(_nothing)
 
 
@@ -67,29 +67,29 @@ async def _nothing() -> None:
     return
 
 
-def _run(story: Callable[[Loop], Awaitable[None]]) -> None:
+def _run(scenario: Callable[[Loop], Awaitable[None]]) -> None:
     async def main() -> None:
         loop = Loop()
         loop.cluster.node("a", cpu="4")
         loop.cluster.pod("low", cpu="4", nodeName="a")
         loop.step()
         loop.cluster.now_ms += 60_000
-        await story(loop)
+        await scenario(loop)
 
     asyncio.run(main())
 
 
 def test_a_victim_is_deleted() -> None:
-    async def story(loop: Loop) -> None:
+    async def scenario(loop: Loop) -> None:
         loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
         assert loop.pod_api.deleted == ["low"]
 
-    _run(story)
+    _run(scenario)
 
 
-def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_room() -> None:
-    async def story(loop: Loop) -> None:
+def test_a_victim_not_yet_deleted_keeps_running_when_its_preemptor_starts_elsewhere() -> None:
+    async def scenario(loop: Loop) -> None:
         loop.block_removals(True)
         loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
@@ -102,11 +102,11 @@ def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_
         run = loop.cluster.parts.controller.cluster.live_runs(loop.cluster.job("low"))[0]
         assert run.stop_reason is None
 
-    _run(story)
+    _run(scenario)
 
 
-def test_a_victim_that_was_spared_is_deleted_for_a_later_preemptor() -> None:
-    async def story(loop: Loop) -> None:
+def test_a_spared_victim_is_deleted_for_a_later_preemptor() -> None:
+    async def scenario(loop: Loop) -> None:
         loop.block_removals(True)
         loop.cluster.pod("high", cpu="4", priority=5)
         await loop.settle()
@@ -119,4 +119,4 @@ def test_a_victim_that_was_spared_is_deleted_for_a_later_preemptor() -> None:
         await loop.settle()
         assert loop.pod_api.deleted == ["low"]
 
-    _run(story)
+    _run(scenario)

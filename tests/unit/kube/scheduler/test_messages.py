@@ -8,7 +8,7 @@ from hodei.kube.scheduler import messages
 from hodei.kube.scheduler.messages import Messages, NodeReasons
 from hodei.kube.scheduler.run import kube_profile
 from hodei.model.job import Reason
-from unit.kube.pod_factory import a_node, a_table, wanted
+from unit.kube.pod_factory import a_node, a_table, pod_info
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 GPU_TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
@@ -35,7 +35,7 @@ def test_each_node_is_counted_for_the_first_filter_that_refuses_it():
         a_node("n4", allocatable={"cpu": "8", "pods": "9"}),
     )
     table.place(table.row["n4"], {"cpu": 7000})
-    assert _message(wanted(requests={"cpu": "2"}), table) == (
+    assert _message(pod_info(requests={"cpu": "2"}), table) == (
         "0/4 nodes are available: 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable, 2 Insufficient cpu."
         " preemption: 0/4 nodes are available: 1 No preemption victims found for incoming pod,"
         " 3 Preemption is not helpful for scheduling."
@@ -45,7 +45,7 @@ def test_each_node_is_counted_for_the_first_filter_that_refuses_it():
 def test_every_insufficient_resource_is_reported_and_pods_have_their_own_text():
     table = a_table(a_node("n1", allocatable={"cpu": "1", "memory": "1Gi", "pods": "1"}))
     table.place(0, {"cpu": 500, "memory": 2**30, "pods": 1})
-    assert _refusal(wanted(requests={"cpu": "1", "memory": "1Gi"}), table).counts() == {
+    assert _refusal(pod_info(requests={"cpu": "1", "memory": "1Gi"}), table).counts() == {
         "Insufficient cpu": 1, "Insufficient memory": 1, "Too many pods": 1,
     }  # fmt: skip
 
@@ -73,14 +73,14 @@ def test_a_refusal_before_any_node_has_its_own_preemption_text():
 def test_older_releases_name_the_taint():
     other = {"key": "dedicated", "effect": "NoExecute"}
     table = a_table(a_node("n1", taints=[GPU_TAINT]), a_node("n2", taints=[other]))
-    assert _message(wanted(), table, release=Messages(names_taints=True)).startswith(
+    assert _message(pod_info(), table, release=Messages(names_taints=True)).startswith(
         "0/2 nodes are available: 1 node(s) had untolerated taint {dedicated: }, 1 node(s) had untolerated taint {gpu: yes}."
     )
 
 
 def test_some_releases_report_claims_before_preemption():
     table = a_table(a_node("n1", taints=[GPU_TAINT]))
-    assert _message(wanted(), table, release=Messages(reports_claims=True)) == (
+    assert _message(pod_info(), table, release=Messages(reports_claims=True)) == (
         "0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes are"
         " available: 1 Preemption is not helpful for scheduling."
     )
@@ -88,12 +88,12 @@ def test_some_releases_report_claims_before_preemption():
 
 def test_nodes_that_a_daemon_pod_does_not_name_are_skipped():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
-    pod = wanted(requests={"cpu": "8"}, affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}})
+    pod = pod_info(requests={"cpu": "8"}, affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}})
     table = a_table(a_node("n1"), a_node("n2", taints=[GPU_TAINT]), a_node("n3", unschedulable=True))
     assert _refusal(pod, table).counts() == {
         "Insufficient cpu": 1, "node(s) didn't satisfy plugin(s) [NodeAffinity]": 2,
     }  # fmt: skip
-    assert messages.unnamed_nodes(wanted().member, table) is None
+    assert messages.unnamed_nodes(pod_info().member, table) is None
 
 
 def test_reasons_are_sorted_as_strings_with_their_numbers():
@@ -104,35 +104,35 @@ def test_reasons_are_sorted_as_strings_with_their_numbers():
 def test_selector_and_affinity_are_one_reason():
     table = a_table(a_node("n1"), a_node("n2", labels={"a": "b"}))
     term = {"matchExpressions": [{"key": "x", "operator": "Exists"}]}
-    pod = wanted(nodeSelector={"a": "b"}, affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}})
+    pod = pod_info(nodeSelector={"a": "b"}, affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}})
     assert _refusal(pod, table).counts() == {"node(s) didn't match Pod's node affinity/selector": 2}
 
 
 def test_pod_affinity_ports_and_spread():
     labels = {"kubernetes.io/hostname": "n1"}
-    apart = {"podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}]}}
-    together = {"podAffinity": {REQUIRED: [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"x": "y"}}}]}}
+    anti_affinity = {"podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}]}}
+    affinity = {"podAffinity": {REQUIRED: [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"x": "y"}}}]}}
     spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
     port = [{"ports": [{"hostPort": 80}]}]
     reasons = {}
     for name, fields in {
-        "apart": {"affinity": apart}, "together": {"affinity": together}, "repelled": {}, "port": {"containers": port},
+        "anti_affinity": {"affinity": anti_affinity}, "affinity": {"affinity": affinity}, "repelled": {}, "port": {"containers": port},
         "spread": {"topologySpreadConstraints": [spread]},
     }.items():  # fmt: skip
         table = a_table(a_node("n1", labels=labels))
-        resident = wanted(affinity=apart) if name == "repelled" else wanted(containers=port)
+        resident = pod_info(affinity=anti_affinity) if name == "repelled" else pod_info(containers=port)
         table.place(0, {}, resident.member)
-        reasons[name] = list(_refusal(wanted(**fields), table).counts())
+        reasons[name] = list(_refusal(pod_info(**fields), table).counts())
     assert reasons == {
-        "apart": ["node(s) didn't match pod anti-affinity rules"],
-        "together": ["node(s) didn't match pod affinity rules"],
+        "anti_affinity": ["node(s) didn't match pod anti-affinity rules"],
+        "affinity": ["node(s) didn't match pod affinity rules"],
         "repelled": ["node(s) didn't satisfy existing pods anti-affinity rules"],
         "port": ["node(s) didn't have free ports for the requested pod ports"],
         "spread": ["node(s) didn't match pod topology spread constraints (missing required label)"],
     }
 
 
-def test_a_refusal_before_any_node_stands_alone():
+def test_a_refusal_before_any_node_is_the_only_reason():
     assert messages.unschedulable(3, {"x": 3}, before="pod affinity terms conflict") == (
         "0/3 nodes are available: pod affinity terms conflict."
     )
@@ -147,7 +147,7 @@ def test_our_own_reasons_keep_their_text():
 
 
 @pytest.mark.parametrize(("length", "cut"), [(1024, False), (1025, True)])
-def test_a_note_is_cut_to_what_an_event_may_hold(length, cut):
+def test_a_note_is_cut_to_the_limit_of_an_event(length, cut):
     note = messages.note("x" * length)
     assert len(note) == 1024
     assert note.endswith(" ...") == cut

@@ -8,17 +8,17 @@ from unit.kube.scheduler.test_removals import SchedulerRun
 
 
 def test_a_preemption_counts_with_its_victims():
-    async def story() -> bytes:
+    async def run() -> bytes:
         scheduler = SchedulerRun()
         scheduler.cluster.node("a", cpu="3")
         for name in ("low-1", "low-2", "low-3"):
-            await scheduler.bound(name)
+            await scheduler.bind(name)
         scheduler.cluster.now_ms += 1000
         scheduler.cluster.pod("high", cpu="2", priority=1000)
         await scheduler.settle()
         return scheduler.cluster.parts.metrics.render()
 
-    lines = asyncio.run(story()).decode().splitlines()
+    lines = asyncio.run(run()).decode().splitlines()
     assert "scheduler_preemption_attempts_total 1.0" in lines
     assert "scheduler_preemption_victims_sum 2.0" in lines
     assert "scheduler_preemption_victims_count 1.0" in lines

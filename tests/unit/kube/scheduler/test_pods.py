@@ -1,6 +1,6 @@
 """Pods as jobs of the controller: watch events, decisions and the results of bindings.
 
-The controller is real; the cluster is fed by hand, so nothing here shows how an API server behaves.
+The controller is real; the test makes the events of the watches, so nothing here shows how an API server behaves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PodScheduler:
         node = a_node(name, **fields)
         self.pods.node_changed(name, self.pods.nodes.get(name), node)
 
-    def lose(self, name: str) -> None:
+    def delete_node(self, name: str) -> None:
         self.pods.node_changed(name, self.pods.nodes.get(name), None)
 
     def pod(self, name: str, cpu: str = "1", **fields: Any) -> None:
@@ -78,12 +78,12 @@ class PodScheduler:
 
 @pytest.fixture
 def scheduler() -> PodScheduler:
-    made = PodScheduler()
-    made.node()
-    return made
+    scheduler = PodScheduler()
+    scheduler.node()
+    return scheduler
 
 
-def test_a_pod_of_ours_is_placed_and_counts_from_then_on(scheduler: PodScheduler):
+def test_a_placed_pod_counts_on_its_node(scheduler: PodScheduler):
     scheduler.pod("a")
     assert scheduler.place() == {"a": "n1"}
     assert scheduler.used() == 1000
@@ -95,20 +95,20 @@ def test_a_pod_of_ours_is_placed_and_counts_from_then_on(scheduler: PodScheduler
 @pytest.mark.parametrize(
     "fields",
     [{"schedulerName": "others"}, {"schedulingGates": [{"name": "x"}]}, {"deleted": True}],
-    ids=["foreign", "gated", "leaving"],
+    ids=["foreign", "gated", "terminating"],
 )
-def test_a_pod_is_left_alone_that_is(scheduler: PodScheduler, fields: dict[str, Any]):
+def test_a_pod_is_not_scheduled_if_it_is(scheduler: PodScheduler, fields: dict[str, Any]):
     scheduler.pod("a", **fields)
     assert scheduler.place() == {}
     assert scheduler.used() == 0
 
 
 def test_a_pod_counts_whichever_scheduler_bound_it_until_it_is_deleted(scheduler: PodScheduler):
-    scheduler.pod("theirs", cpu="3", schedulerName="others", nodeName="n1")
+    scheduler.pod("foreign", cpu="3", schedulerName="others", nodeName="n1")
     assert scheduler.used() == 3000
-    scheduler.pod("theirs", cpu="3", schedulerName="others", nodeName="n1", deleted=True)
+    scheduler.pod("foreign", cpu="3", schedulerName="others", nodeName="n1", deleted=True)
     assert scheduler.used() == 3000
-    scheduler.delete("theirs")
+    scheduler.delete("foreign")
     assert scheduler.used() == 0
 
 
@@ -145,7 +145,7 @@ def test_a_refused_binding_releases_the_capacity_and_queues_the_pod(scheduler: P
     assert {"a": "n1"} in again
 
 
-def test_a_binding_of_a_deleted_pod_is_forgotten(scheduler: PodScheduler):
+def test_a_binding_of_a_deleted_pod_is_dropped(scheduler: PodScheduler):
     scheduler.pod("a")
     scheduler.place()
     entry = scheduler.entry("a")
@@ -157,18 +157,18 @@ def test_a_binding_of_a_deleted_pod_is_forgotten(scheduler: PodScheduler):
 def test_a_pod_bound_elsewhere_by_another_scheduler_counts_there(scheduler: PodScheduler):
     scheduler.node("n2")
     scheduler.pod("a", cpu="3")
-    mine = scheduler.place()["a"]
-    other = {"n1": "n2", "n2": "n1"}[mine]
+    chosen = scheduler.place()["a"]
+    other = {"n1": "n2", "n2": "n1"}[chosen]
     entry = scheduler.entry("a")
     scheduler.pod("a", cpu="3", nodeName=other)
     scheduler.pods.mark_not_bound(entry.uid, entry.run, "already assigned")
-    assert (scheduler.used(mine), scheduler.used(other)) == (0, 3000)
+    assert (scheduler.used(chosen), scheduler.used(other)) == (0, 3000)
 
 
 def test_pods_of_a_node_that_is_deleted_and_returns_count_again(scheduler: PodScheduler):
     scheduler.pod("a", cpu="3", nodeName="n1")
     scheduler.step()
-    scheduler.lose("n1")
+    scheduler.delete_node("n1")
     scheduler.step()
     scheduler.node("n1")
     assert scheduler.used() == 3000
@@ -187,7 +187,7 @@ def test_a_binding_confirmed_after_its_node_was_deleted_counts_when_the_node_ret
     scheduler.pod("a", cpu="3")
     scheduler.place()
     entry = scheduler.entry("a")
-    scheduler.lose("n1")
+    scheduler.delete_node("n1")
     scheduler.step()
     scheduler.pods.mark_bound(entry.uid, entry.run)
     scheduler.pod("a", cpu="3", nodeName="n1")
@@ -200,9 +200,9 @@ def test_a_binding_that_failed_with_its_node_is_tried_elsewhere(scheduler: PodSc
     scheduler.pod("a", cpu="3")
     scheduler.place()
     entry = scheduler.entry("a")
-    scheduler.lose("n1")
+    scheduler.delete_node("n1")
     scheduler.step()
-    scheduler.pods.mark_not_bound(entry.uid, entry.run, "node n1 has gone")
+    scheduler.pods.mark_not_bound(entry.uid, entry.run, "node n1 not found")
     scheduler.node("n2")
     assert scheduler.place() == {"a": "n2"}
 
@@ -256,7 +256,7 @@ def test_a_gang_that_does_not_fit_takes_no_capacity(scheduler: PodScheduler):
     assert set(scheduler.place()) == {"a", "b"}
 
 
-def test_two_groups_of_one_name_in_two_namespaces_are_two(scheduler: PodScheduler):
+def test_groups_of_one_name_in_two_namespaces_are_separate(scheduler: PodScheduler):
     scheduler.pod("a", annotations=RING)
     scheduler.pod("b", annotations=RING, namespace="elsewhere")
     assert scheduler.place() == {}
@@ -267,20 +267,23 @@ def test_a_pod_with_claims_is_translated_again_when_storage_changes(scheduler: P
     scheduler.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
     assert scheduler.place() == {}
     assert [reason.code for reason in scheduler.entry("a").reasons] == ["VOLUME_MISSING"]
-    waits = {
-        "metadata": {"name": "later"},
+    storage_class = {
+        "metadata": {"name": "late-binding"},
         "provisioner": "kubernetes.io/no-provisioner",
         "volumeBindingMode": "WaitForFirstConsumer",
     }
     claim = {
         "metadata": {"name": "data", "namespace": "ns"},
-        "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]},
+        "spec": {"storageClassName": "late-binding", "accessModes": ["ReadWriteOnce"]},
     }
-    cache.classes.changed("ADDED", from_builtins(waits, StorageClass))
+    cache.classes.changed("ADDED", from_builtins(storage_class, StorageClass))
     cache.claims.changed("ADDED", from_builtins(claim, Claim))
     assert scheduler.place() == {}
-    assert scheduler.entry("a").stage == "queued"  # it is tried now, and finds no volume
-    volume = {"metadata": {"name": "pv"}, "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]}}
+    assert scheduler.entry("a").stage == "queued"  # it was tried and found no volume
+    volume = {
+        "metadata": {"name": "pv"},
+        "spec": {"storageClassName": "late-binding", "accessModes": ["ReadWriteOnce"]},
+    }
     cache.volumes.changed("ADDED", from_builtins(volume, Volume))
     assert scheduler.place() == {"a": "n1"}
 
@@ -297,7 +300,7 @@ def pending_message(scheduler: PodScheduler, name: str) -> str:
     return scheduler.parts.explainer.refused(gang, refusal, scheduler.now_ms).message
 
 
-def test_an_unschedulable_pod_gets_kube_scheduler_s_message(scheduler: PodScheduler):
+def test_an_unschedulable_pod_has_the_message_of_kube_scheduler(scheduler: PodScheduler):
     scheduler.pod("a", cpu="8")
     scheduler.place()
     assert pending_message(scheduler, "a") == (
@@ -306,7 +309,7 @@ def test_an_unschedulable_pod_gets_kube_scheduler_s_message(scheduler: PodSchedu
     )
 
 
-def test_a_gang_is_told_how_many_of_its_pods_fit(scheduler: PodScheduler):
+def test_the_message_of_a_gang_has_the_number_of_its_pods_that_fit(scheduler: PodScheduler):
     for name in ("a", "b"):
         scheduler.pod(name, cpu="3", annotations=RING)
     scheduler.place()

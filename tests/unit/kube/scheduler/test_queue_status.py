@@ -1,4 +1,4 @@
-"""Backfill of pods: start reservations, and what pending pods are told."""
+"""Backfill of pods: start reservations, and the status of pending pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _batch(backfill: str = "easy", source: str = "user") -> Options:
     return Options(scheduling=SchedulingConfig(profiles={"default": profile}, estimates=estimates))
 
 
-def _waiting_cluster(options: Options | None = None) -> FakeCluster:
+def _cluster_with_start_reservation(options: Options | None = None) -> FakeCluster:
     """One core of four is free until `first` starts, in an hour."""
     cluster = FakeCluster(options or _batch())
     cluster.node("n1")
@@ -36,19 +36,19 @@ def _waiting_cluster(options: Options | None = None) -> FakeCluster:
 def _statuses(cluster: FakeCluster) -> dict[str, PendingStatus]:
     statuses: dict[str, PendingStatus] = {}
 
-    def tell(job: JobId, status: PendingStatus) -> None:
+    def record(job: JobId, status: PendingStatus) -> None:
         for entry in cluster.parts.pods.entries_of(job):
             statuses[entry.pod.metadata.name] = status
 
     QueueStatus(
-        cluster.parts.controller, cluster.parts.pods, cluster.parts.explainer, tell, lambda: cluster.now_ms
+        cluster.parts.controller, cluster.parts.pods, cluster.parts.explainer, record, lambda: cluster.now_ms
     ).check()
     return statuses
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
 def test_a_pod_is_backfilled_only_if_it_ends_in_time(backfill: str):
-    cluster = _waiting_cluster(_batch(backfill))
+    cluster = _cluster_with_start_reservation(_batch(backfill))
     start_reservation = cluster.parts.controller.cluster.availability.start_reservations[cluster.job("first")]
     assert start_reservation.start_ms == NOW_MS + HOUR_MS
     cluster.pod("long", "1", estimate="2h")
@@ -61,8 +61,8 @@ def test_a_pod_is_backfilled_only_if_it_ends_in_time(backfill: str):
     )
 
 
-def test_without_backfill_no_pod_passes_the_first():
-    cluster = _waiting_cluster(_batch("none"))
+def test_without_backfill_no_pod_starts_before_the_first():
+    cluster = _cluster_with_start_reservation(_batch("none"))
     cluster.pod("short", "1", estimate="30m")
     cluster.step()
     assert cluster.node_of("short") == ""
@@ -70,7 +70,7 @@ def test_without_backfill_no_pod_passes_the_first():
 
 
 def test_a_pod_that_would_delay_a_start_reservation_waits_and_names_the_pod():
-    cluster = _waiting_cluster()
+    cluster = _cluster_with_start_reservation()
     cluster.pod("long", "1", estimate="2h")
     cluster.step()
     status = _statuses(cluster)
@@ -81,7 +81,7 @@ def test_a_pod_that_would_delay_a_start_reservation_waits_and_names_the_pod():
 
 
 def test_a_pod_without_capacity_is_unschedulable_despite_start_reservations():
-    cluster = _waiting_cluster()
+    cluster = _cluster_with_start_reservation()
     cluster.pod("large", "2", estimate="2h")
     cluster.step()
     assert _statuses(cluster)["large"].reason == "Unschedulable"
@@ -100,16 +100,16 @@ def test_pods_of_services_are_not_expected_to_end():
 
 
 def test_learned_run_times_apply_to_pending_pods():
-    cluster = _waiting_cluster(_batch(source="learned"))
+    cluster = _cluster_with_start_reservation(_batch(source="learned"))
     owner = [{"kind": "Job", "name": "nightly-7", "uid": "1", "controller": True}]
     cluster.now_ms += 1000
     cluster.pod("quick", "1", owners=owner)
     cluster.step()
-    # Nothing said and nothing known: an hour is assumed, which is too long by the second that has passed.
+    # Without an estimate and samples an hour is assumed, which is too long by the second that has passed.
     assert cluster.node_of("quick") == ""
     cluster.delete("quick")
-    ran = RuntimeSample("ns", "", "Job/nightly-#", "", 1000)
-    cluster.step(*[HistoryRestored(samples=(ran,)) for _ in range(3)])
+    sample = RuntimeSample("ns", "", "Job/nightly-#", "", 1000)
+    cluster.step(*[HistoryRestored(samples=(sample,)) for _ in range(3)])
     cluster.pod("quick-again", "1", owners=owner)
     cluster.step()
     assert cluster.node_of("quick-again") == "n1"

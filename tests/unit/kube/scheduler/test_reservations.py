@@ -32,30 +32,41 @@ def _read(tmp_path: Path, text: str) -> Options:
     return Options(scheduling=config.scheduling, reservations=reservations)
 
 
-def _begun(options: Options, *nodes: str, labels: dict[str, str] | None = None) -> tuple[FakeCluster, Reservations]:
+def _cluster_and_reservations(
+    options: Options, *nodes: str, labels: dict[str, str] | None = None
+) -> tuple[FakeCluster, Reservations]:
     cluster = FakeCluster(options)
     for node in nodes:
         cluster.node(node, labels=labels or {})
     controller, pods = cluster.parts.controller, cluster.parts.pods
-    made = Reservations(options.reservations, controller, pods.take_facts, pods.add_facts, lambda: cluster.now_ms)
-    return cluster, made
+    configured = Reservations(options.reservations, controller, pods.take_facts, pods.add_facts, lambda: cluster.now_ms)
+    return cluster, configured
 
 
 def test_a_reservation_has_the_fields_of_hodei_reserve(tmp_path: Path):
     options = _read(
         tmp_path, '[scheduling.profiles.default]\nqueue = "batch"\n' + DEMO.format(more="nodes = 2\ncpu = 1")
     )
-    (one,) = options.reservations
-    assert (one.spec.name, one.spec.project, one.spec.count, one.spec.request) == ("demo", "owner", 2, {"cpu": 1000})
-    assert (one.spec.start_ms, one.spec.end_ms) == (NOW_MS + HOUR_MS, NOW_MS + 3 * HOUR_MS)
+    (reservation,) = options.reservations
+    assert (reservation.spec.name, reservation.spec.project, reservation.spec.count, reservation.spec.request) == (
+        "demo",
+        "owner",
+        2,
+        {"cpu": 1000},
+    )
+    assert (reservation.spec.start_ms, reservation.spec.end_ms) == (NOW_MS + HOUR_MS, NOW_MS + 3 * HOUR_MS)
     assert options.scheduling.profiles["default"].queue == "batch"
 
 
 def test_the_reservation_of_the_documentation_is_valid(tmp_path: Path):
     page = (Path(__file__).parents[4] / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
     text = page[page.index("[[reservations]]") :].partition("```")[0]
-    (one,) = _read(tmp_path, text).reservations
-    assert (one.spec.name, one.spec.project, one.spec.request) == ("demo", "sales", {"cpu": 8000})
+    (reservation,) = _read(tmp_path, text).reservations
+    assert (reservation.spec.name, reservation.spec.project, reservation.spec.request) == (
+        "demo",
+        "sales",
+        {"cpu": 8000},
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,8 +83,8 @@ def test_the_reservation_of_the_documentation_is_valid(tmp_path: Path):
         ("reservations = 3", "[[reservations]]"),
     ],
     ids=[
-        "no nodes", "nodes in two ways", "two owners", "an unknown word", "a selector that is none", "a name twice",
-        "from now on", "no beginning", "no tables",
+        "no nodes", "nodes in two ways", "two owners", "an unknown key", "an invalid selector", "a name twice",
+        "a relative start", "no start", "not a table",
     ],
 )  # fmt: skip
 def test_an_invalid_reservation_is_reported(tmp_path: Path, text: str, problem: str):
@@ -84,49 +95,51 @@ def test_an_invalid_reservation_is_reported(tmp_path: Path, text: str, problem: 
 
 def test_a_past_reservation_blocks_nothing(tmp_path: Path):
     past = '[[reservations]]\nname = "old"\nnamespace = "b"\nfrom = 2020-01-01T00:00:00Z\nfor = "1h"\nnodes = 1'
-    cluster, made = _begun(_read(tmp_path, past), "n1")
-    asyncio.run(made.start())
+    cluster, configured = _cluster_and_reservations(_read(tmp_path, past), "n1")
+    asyncio.run(configured.start())
     assert not cluster.parts.controller.cluster.availability.reservations
 
 
 def test_a_reservation_without_a_start_begins_with_the_scheduler(tmp_path: Path):
     until = '[[reservations]]\nname = "now"\nnamespace = "b"\nuntil = 2028-01-01T00:00:00Z\nnodes = 1'
-    cluster, made = _begun(_read(tmp_path, until), "n1")
-    asyncio.run(made.start())
+    cluster, configured = _cluster_and_reservations(_read(tmp_path, until), "n1")
+    asyncio.run(configured.start())
     reservation = cluster.parts.controller.cluster.availability.reservations["now"]
     assert reservation.start_ms < NOW_MS < reservation.end_ms
 
 
 def test_reservations_are_made_before_pending_pods_are_placed(tmp_path: Path):
-    cluster, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 1\ncpu = 3")), "n1")
+    cluster, configured = _cluster_and_reservations(_read(tmp_path, DEMO.format(more="nodes = 1\ncpu = 3")), "n1")
     cluster.pod("endless", "2")
     cluster.pod("in-time", "2", estimate="30m")
     cluster.pod("own", "2", namespace="owner")
-    asyncio.run(made.start())
+    asyncio.run(configured.start())
     cluster.step()
     assert (cluster.node_of("endless"), cluster.node_of("in-time"), cluster.node_of("own")) == ("", "n1", "n1")
 
 
 def test_matching_nodes_may_join_later(tmp_path: Path):
-    cluster, made = _begun(_read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"})
-    asyncio.run(made.start())
+    cluster, configured = _cluster_and_reservations(
+        _read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"}
+    )
+    asyncio.run(configured.start())
     cluster.step()
     reservations = cluster.parts.controller.cluster.availability.reservations
     assert [node for node, _ in reservations["demo"].places] == ["n1"]
-    assert made.reconcile() == []
+    assert configured.reconcile() == []
     cluster.node("n2", labels={"pool": "gpu"})
     cluster.step()
-    facts: Sequence[Fact] = made.reconcile()
+    facts: Sequence[Fact] = configured.reconcile()
     cluster.step(*facts)
     assert [node for node, _ in reservations["demo"].places] == ["n1", "n2"]
-    assert made.reconcile() == []
+    assert configured.reconcile() == []
 
 
 def test_a_reservation_without_capacity_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    cluster, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 2\ncpu = 1")), "n1")
-    asyncio.run(made.start())
+    cluster, configured = _cluster_and_reservations(_read(tmp_path, DEMO.format(more="nodes = 2\ncpu = 1")), "n1")
+    asyncio.run(configured.start())
     assert "reservation demo cannot be made yet" in caplog.text
     cluster.node("n2")
     cluster.step()
-    cluster.step(*made.reconcile())
+    cluster.step(*configured.reconcile())
     assert "demo" in cluster.parts.controller.cluster.availability.reservations

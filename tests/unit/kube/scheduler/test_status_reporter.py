@@ -12,7 +12,7 @@ from unit.kube.fake_cluster import FakeCluster
 
 
 class ReportingScheduler:
-    """A cluster with a status reporter whose reports are kept and not sent."""
+    """A cluster with a status reporter whose reports are recorded and not sent."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -73,15 +73,15 @@ def test_new_numbers_are_reported_after_a_pause_and_only_the_newest() -> None:
 
 def test_another_reason_is_reported_at_once() -> None:
     scheduler = a_full_cluster()
-    said = {"pod-group": "ring", "pod-group-size": "2"}
-    scheduler.cluster.pod("x", cpu="2", annotations=said)
+    annotations = {"pod-group": "ring", "pod-group-size": "2"}
+    scheduler.cluster.pod("x", cpu="2", annotations=annotations)
     assert scheduler.step() == 1
-    scheduler.cluster.pod("y", cpu="2", annotations=said)
+    scheduler.cluster.pod("y", cpu="2", annotations=annotations)
     assert scheduler.step() == 2
     assert scheduler.reported("x") == scheduler.reported("y")
 
 
-def test_a_pod_that_was_placed_meanwhile_gets_no_report() -> None:
+def test_a_pod_that_has_been_placed_gets_no_report() -> None:
     scheduler = a_full_cluster()
     scheduler.cluster.pod("x", cpu="2")
     scheduler.step()
@@ -97,27 +97,27 @@ class SlowPodApi:
     """Each condition is written only when the test allows it."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.started: list[str] = []
         self.done: list[str] = []
-        self.doors: list[asyncio.Event] = []
+        self.releases: list[asyncio.Event] = []
 
     async def set_unscheduled(self, pod: Pod, reason: str, message: str, nominated: str | None = None) -> None:
-        said = f"{message}@{nominated}" if nominated is not None else message
-        self.begun.append(said)
-        self.doors.append(asyncio.Event())
-        await self.doors[-1].wait()
-        self.done.append(said)
+        condition = f"{message}@{nominated}" if nominated is not None else message
+        self.started.append(condition)
+        self.releases.append(asyncio.Event())
+        await self.releases[-1].wait()
+        self.done.append(condition)
 
     async def record_failed(self, pod: Pod, text: str) -> None:
         return
 
 
-async def turn() -> None:
+async def run_tasks() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def slow_town() -> tuple[ReportingScheduler, SlowPodApi]:
+def cluster_with_slow_api() -> tuple[ReportingScheduler, SlowPodApi]:
     scheduler, pod_api = a_full_cluster(), SlowPodApi()
     scheduler.cluster.pod("x", cpu="2")
     scheduler.step()
@@ -126,49 +126,47 @@ def slow_town() -> tuple[ReportingScheduler, SlowPodApi]:
     return scheduler, pod_api
 
 
-def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins():
-    async def story() -> None:
-        scheduler, pod_api = slow_town()
+def test_conditions_of_a_pod_are_sent_in_order_and_superseded_ones_are_skipped():
+    async def scenario() -> None:
+        scheduler, pod_api = cluster_with_slow_api()
         id = scheduler.cluster.job("x")
         entry = scheduler.cluster.parts.pods.entries["uid-x"]
         tasks = []
-        for at, text in enumerate(("first", "second", "third")):
+        for index, text in enumerate(("first", "second", "third")):
             entry.reported_ms = 0
-            for work in scheduler.reporter.report(id, PendingStatus(f"Reason{at}", text)):
+            for work in scheduler.reporter.report(id, PendingStatus(f"Reason{index}", text)):
                 tasks.append(asyncio.create_task(work()))  # type: ignore[arg-type]
-            await turn()
-        nominating = scheduler.reporter._enqueue(entry, None, "a")
-        tasks.append(asyncio.create_task(nominating()))
-        await turn()
-        assert pod_api.begun == ["first"]
-        pod_api.doors[0].set()
-        await turn()
-        assert pod_api.begun == ["first", "third@a"]  # what was meanwhile is told in one
-        pod_api.doors[1].set()
+            await run_tasks()
+        nomination = scheduler.reporter._enqueue(entry, None, "a")
+        tasks.append(asyncio.create_task(nomination()))
+        await run_tasks()
+        assert pod_api.started == ["first"]
+        pod_api.releases[0].set()
+        await run_tasks()
+        assert pod_api.started == ["first", "third@a"]  # the newest condition and the nomination are sent as one
+        pod_api.releases[1].set()
         await asyncio.gather(*tasks)
         assert pod_api.done == ["first", "third@a"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_no_condition_arrives_after_the_binding():
-    async def story() -> None:
-        scheduler, pod_api = slow_town()
+    async def scenario() -> None:
+        scheduler, pod_api = cluster_with_slow_api()
         id, entry = scheduler.cluster.job("x"), scheduler.cluster.parts.pods.entries["uid-x"]
-        reporter = [
-            asyncio.create_task(work()) for work in scheduler.reporter.report(id, PendingStatus("One", "first"))
-        ]  # type: ignore[arg-type]
-        await turn()
-        assert pod_api.begun == ["first"]
+        tasks = [asyncio.create_task(work()) for work in scheduler.reporter.report(id, PendingStatus("One", "first"))]  # type: ignore[arg-type]
+        await run_tasks()
+        assert pod_api.started == ["first"]
         due_reports = [*scheduler.reporter.report(id, PendingStatus("Two", "second"))]
-        entry.stage, entry.node = "placed", "b"  # it has found a node
+        entry.stage, entry.node = "placed", "b"
         binding = asyncio.create_task(scheduler.reporter.wait_sent(entry.uid))
-        reporter += [asyncio.create_task(work()) for work in due_reports]  # type: ignore[arg-type]
-        await turn()
+        tasks += [asyncio.create_task(work()) for work in due_reports]  # type: ignore[arg-type]
+        await run_tasks()
         assert not binding.done()
-        pod_api.doors[0].set()
+        pod_api.releases[0].set()
         await binding
-        await asyncio.gather(*reporter)
-        assert pod_api.begun == ["first"]
+        await asyncio.gather(*tasks)
+        assert pod_api.started == ["first"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -14,14 +14,14 @@ from hodei.kube.scheduler.run import Health
 
 
 async def fails() -> None:
-    raise ZeroDivisionError("of all things")
+    raise ZeroDivisionError("unexpected")
 
 
 async def returns() -> None:
     return
 
 
-async def told_to_end() -> None:
+async def sleeps() -> None:
     await asyncio.sleep(3600)
 
 
@@ -34,26 +34,26 @@ async def told_to_end() -> None:
         (returns, False, False, True),
         (returns, True, False, False),
         (returns, False, True, False),
-        (told_to_end, False, False, False),
+        (sleeps, False, False, False),
     ],
 )
 def test_a_task_that_ends_unexpectedly_ends_the_process(
     work: Any, may_return: bool, closing: bool, ends: bool, caplog: pytest.LogCaptureFixture
 ):
-    async def story() -> tuple[bool, str]:
+    async def scenario() -> tuple[bool, str]:
         stopping = asyncio.Event()
         supervisor = Supervisor(stopping.set)
         supervisor.closing = closing
         task = asyncio.create_task(work())
         supervisor.watch(task, "the watch of pods", may_return=may_return)
-        if work is told_to_end:
+        if work is sleeps:
             await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
         return stopping.is_set(), supervisor.failure
 
-    stopped, failure = asyncio.run(story())
+    stopped, failure = asyncio.run(scenario())
     assert stopped is ends
     assert ("the watch of pods has ended" in failure) is ends
     assert any(record.levelno == logging.CRITICAL for record in caplog.records) is ends
@@ -70,25 +70,25 @@ def test_a_background_task_that_fails_is_named_and_restarted(
         async def run(self) -> None:
             self.began += 1
             if self.began < 3:
-                raise ZeroDivisionError("of all things")
-            whole.set()
+                raise ZeroDivisionError("unexpected")
+            running.set()
 
-    whole, failed, one = asyncio.Event(), list[str](), Fragile()
+    running, failed, task = asyncio.Event(), list[str](), Fragile()
 
-    async def story() -> None:
-        async with run_in_background([one], failed.append):
-            await asyncio.wait_for(whole.wait(), 10)
+    async def scenario() -> None:
+        async with run_in_background([task], failed.append):
+            await asyncio.wait_for(running.wait(), 10)
 
-    asyncio.run(story())
-    assert one.began == 3
+    asyncio.run(scenario())
+    assert task.began == 3
     assert failed == ["Fragile", "Fragile"]
     assert "Fragile has failed" in caplog.text
 
 
-def asked(health: Health, path: str, query: str = "") -> tuple[int, str]:
+def get(health: Health, path: str, query: str = "") -> tuple[int, str]:
     sent: list[Any] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b""}
 
@@ -98,14 +98,14 @@ def asked(health: Health, path: str, query: str = "") -> tuple[int, str]:
         scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
         await health.app()(scope, receive, send)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     return sent[0]["status"], sent[1]["body"].decode()
 
 
 def test_livez_has_the_problems_and_the_age_of_the_watches():
     health = Health()
-    assert asked(health, "/livez") == (200, "ok")
+    assert get(health, "/livez") == (200, "ok")
     health.ages = lambda: {"/api/v1/pods": 3.2}
-    assert asked(health, "/livez", "verbose") == (200, "/api/v1/pods: last contact 3 s ago\nok")
+    assert get(health, "/livez", "verbose") == (200, "/api/v1/pods: last contact 3 s ago\nok")
     health.problems = lambda: ["the watch of /api/v1/pods has done nothing for 1000 s"]
-    assert asked(health, "/livez") == (500, "not ok: the watch of /api/v1/pods has done nothing for 1000 s")
+    assert get(health, "/livez") == (500, "not ok: the watch of /api/v1/pods has done nothing for 1000 s")

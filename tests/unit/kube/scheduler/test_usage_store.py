@@ -30,32 +30,32 @@ class ConfigMaps:
     """One ConfigMap with versions that refuses outdated writes. It proves nothing about permissions."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Any] | None = None
+        self.config_map: dict[str, Any] | None = None
         self.version = 0
         self.writes = 0
-        self.trouble: ApiError | None = None
+        self.failure: ApiError | None = None
 
     async def request(self, method: str, path: str, body: bytes | None = None, **_: Any) -> bytes:
-        if self.trouble is not None:
-            raise self.trouble
+        if self.failure is not None:
+            raise self.failure
         if method == "GET":
-            if self.kept is None:
-                raise ApiError(404, "NotFound", "there is none")
-            return json.dumps(self.kept).encode()
+            if self.config_map is None:
+                raise ApiError(404, "NotFound", "not found")
+            return json.dumps(self.config_map).encode()
         assert body is not None
-        given = json.loads(body)
-        current = self.kept["metadata"]["resourceVersion"] if self.kept else ""
-        if given["metadata"].get("resourceVersion", "") != current:
+        written = json.loads(body)
+        current = self.config_map["metadata"]["resourceVersion"] if self.config_map else ""
+        if written["metadata"].get("resourceVersion", "") != current:
             raise ApiError(409, "Conflict", "the object has been modified")
         self.version += 1
         self.writes += 1
-        given["metadata"]["resourceVersion"] = str(self.version)
-        self.kept = given
-        return json.dumps(given).encode()
+        written["metadata"]["resourceVersion"] = str(self.version)
+        self.config_map = written
+        return json.dumps(written).encode()
 
 
 class StoredUsage:
-    """A usage store, its ConfigMap, and a monotonic clock that stands still."""
+    """A usage store, its ConfigMap, and a monotonic clock that the test advances."""
 
     def __init__(self, api: ConfigMaps | None = None, **more: Any) -> None:
         self.api, self.at_s, self.cluster = api or ConfigMaps(), 1000.0, FakeCluster(SHARES)
@@ -80,10 +80,10 @@ class StoredUsage:
 
 
 def _row(namespace: str, hour: int = 0, amount: int = 1, resource: str = "billing") -> UsageRow:
-    return UsageRow((namespace, "nobody"), resource, NOW_MS // HOUR_MS * HOUR_MS - hour * HOUR_MS, HOUR_MS, amount)
+    return UsageRow((namespace, "user"), resource, NOW_MS // HOUR_MS * HOUR_MS - hour * HOUR_MS, HOUR_MS, amount)
 
 
-def test_usage_is_known_to_the_next_process_before_its_first_decision():
+def test_usage_is_loaded_before_the_first_decision():
     first = StoredUsage()
     asyncio.run(first.store.start())
     first.use(_row("greedy", amount=1 << 80), _row("modest", amount=5))
@@ -144,11 +144,11 @@ def test_a_stopping_process_does_not_overwrite_another():
 
 
 def test_too_much_usage_drops_the_oldest_of_all_accounts():
-    stored, chance = StoredUsage(max_bytes=20_000), random.Random(1)
-    stored.use(*(_row(f"ns-{n % 50}", n // 50, chance.getrandbits(62)) for n in range(5000)))
+    stored, rng = StoredUsage(max_bytes=20_000), random.Random(1)
+    stored.use(*(_row(f"ns-{n % 50}", n // 50, rng.getrandbits(62)) for n in range(5000)))
     stored.check()
-    assert stored.api.kept is not None
-    assert len(base64.b64decode(stored.api.kept["binaryData"][KEY])) <= 20_000
+    assert stored.api.config_map is not None
+    assert len(base64.b64decode(stored.api.config_map["binaryData"][KEY])) <= 20_000
     kept = sorted(row.start_ms for row in stored.store._rows.values())
     hours = len(kept) // 50
     assert 10 < hours < 100
@@ -159,11 +159,11 @@ def test_usage_never_exceeds_the_size_of_a_configmap():
     assert MAX_BYTES * 4 // 3 + 10_000 < 1 << 20
 
 
-@pytest.mark.parametrize("found", [b"?", b"", b"\x1f\x8b"], ids=["not packed", "empty", "cut off"])
-def test_unreadable_usage_starts_from_zero(found: bytes):
+@pytest.mark.parametrize("data", [b"?", b"", b"\x1f\x8b"], ids=["not gzip", "empty", "cut off"])
+def test_unreadable_usage_starts_from_zero(data: bytes):
     stored = StoredUsage()
-    packed = {KEY: base64.b64encode(found).decode()}
-    stored.api.kept = {"metadata": {"name": "hodei-usage", "resourceVersion": ""}, "binaryData": packed}
+    packed = {KEY: base64.b64encode(data).decode()}
+    stored.api.config_map = {"metadata": {"name": "hodei-usage", "resourceVersion": ""}, "binaryData": packed}
     asyncio.run(stored.store.start())
     assert stored.store._rows == {}
     stored.use(_row("a"))
@@ -173,17 +173,17 @@ def test_unreadable_usage_starts_from_zero(found: bytes):
 
 def test_pods_are_scheduled_without_the_right_to_read_usage(caplog: pytest.LogCaptureFixture):
     stored = StoredUsage()
-    stored.api.trouble = ApiError(403, "Forbidden", "configmaps is forbidden")
+    stored.api.failure = ApiError(403, "Forbidden", "configmaps is forbidden")
     asyncio.run(stored.store.start())
     assert "rbac.yaml" in caplog.text
 
 
 def test_a_write_that_failed_is_tried_again_a_minute_later():
     stored = StoredUsage()
-    stored.api.trouble = ApiError(503, "Unavailable", "later")
+    stored.api.failure = ApiError(503, "Unavailable", "later")
     stored.use(_row("a"))
     stored.check()
-    stored.api.trouble = None
+    stored.api.failure = None
     stored.check()
     assert stored.api.writes == 0
     stored.at_s += WRITE_EVERY_S

@@ -29,43 +29,43 @@ ZONE = "topology.kubernetes.io/zone"
 
 def _claim(name="data", *, volume="", cls="fast", modes=("ReadWriteOnce",), size="1Gi", **meta):
     annotations = {BIND_COMPLETED: "yes"} if volume else {}
-    plain = {
+    fields = {
         "metadata": {"name": name, "namespace": "ns", "annotations": annotations, **meta},
         "spec": {
             "volumeName": volume, "storageClassName": cls, "accessModes": list(modes),
             "resources": {"requests": {"storage": size}},
         },
     }  # fmt: skip
-    return from_builtins(plain, Claim)
+    return from_builtins(fields, Claim)
 
 
-def _volume(name="pv", *, nodes=None, labels=None, cls="fast", size="1Gi", loop="", claim=None):
+def _volume(name="pv", *, nodes=None, labels=None, cls="fast", size="1Gi", driver="", claim=None):
     spec = {"storageClassName": cls, "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"]}
     if nodes is not None:
         expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
         spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
-    if loop:
-        spec["csi"] = {"driver": loop, "volumeHandle": name}
+    if driver:
+        spec["csi"] = {"driver": driver, "volumeHandle": name}
     if claim:
         spec["claimRef"] = {"namespace": "ns", "name": claim}
     return from_builtins({"metadata": {"name": name, "labels": labels or {}}, "spec": spec}, Volume)
 
 
 def _class(name="fast", *, mode="WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner", zones=()):
-    plain = {"metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode}
+    fields = {"metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode}
     if zones:
-        plain["allowedTopologies"] = [{"matchLabelExpressions": [{"key": ZONE, "values": list(zones)}]}]
-    return from_builtins(plain, StorageClass)
+        fields["allowedTopologies"] = [{"matchLabelExpressions": [{"key": ZONE, "values": list(zones)}]}]
+    return from_builtins(fields, StorageClass)
 
 
-WAITS = _class()
+LATE_BINDING = _class()
 
 
-def _storage(claims=(), volumes=(), classes=(WAITS,)):
+def _storage(claims=(), volumes=(), classes=(LATE_BINDING,)):
     return Storage(
-        {("ns", one.metadata.name): one for one in claims},
-        {one.metadata.name: one for one in volumes},
-        {one.metadata.name: one for one in classes},
+        {("ns", each.metadata.name): each for each in claims},
+        {each.metadata.name: each for each in volumes},
+        {each.metadata.name: each for each in classes},
     )
 
 
@@ -73,18 +73,18 @@ def _uses(*names, **fields):
     return a_pod(volumes=[{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names], **fields)
 
 
-def _refused(pod, storage, *nodes, topology_index=()):
+def _refused(pod, storage, *nodes, residents=()):
     """The refused nodes with kube-scheduler's reasons."""
     cache = PodContext(storage=storage)
     table = a_table(*nodes)
-    for name, other in topology_index:
-        there = translate.pod(other, cache)
-        table.place(table.row[name], there.request, there.member)
-    wanted, runner = translate.pod(pod, cache), Runner()
-    assert not wanted.refused
-    pairs = runner.refusals(Volumes(), wanted.member, table.view(), View(0))
+    for name, other in residents:
+        resident = translate.pod(other, cache)
+        table.place(table.row[name], resident.request, resident.member)
+    pod_info, runner = translate.pod(pod, cache), Runner()
+    assert not pod_info.refused
+    pairs = runner.refusals(Volumes(), pod_info.member, table.view(), View(0))
     assert not runner.faults
-    found = messages.node_reasons(pairs, wanted.member, table)
+    found = messages.node_reasons(pairs, pod_info.member, table)
     return {name: found.of_row(row) for name, row in table.row.items() if found.of_row(row)}
 
 
@@ -93,7 +93,7 @@ def _node(name, zone="", **fields):
     return a_node(name, labels=labels, **fields)
 
 
-def test_a_bound_volume_is_reached_from_its_own_nodes_alone():
+def test_a_bound_volume_is_reached_only_from_its_own_nodes():
     storage = _storage([_claim(volume="pv")], [_volume(nodes=["n1"])])
     assert _refused(_uses("data"), storage, _node("n1"), _node("n2")) == {
         "n2": ["node(s) didn't match PersistentVolume's node affinity"]
@@ -114,7 +114,7 @@ def test_a_volume_of_a_zone_is_reached_from_its_zone_and_from_nodes_without_zone
 def test_an_unbound_claim_goes_where_a_free_volume_matches():
     free = [
         _volume("small", nodes=["n1"], size="500Mi"), _volume("fits", nodes=["n2"]),
-        _volume("taken", nodes=["n3"], claim="other"), _volume("meant", nodes=["n4"], claim="data"),
+        _volume("taken", nodes=["n3"], claim="other"), _volume("reserved", nodes=["n4"], claim="data"),
         _volume("other", nodes=["n5"], cls="slow"),
     ]  # fmt: skip
     nodes = [_node(f"n{number}") for number in range(1, 6)]
@@ -124,8 +124,10 @@ def test_an_unbound_claim_goes_where_a_free_volume_matches():
 
 
 def test_an_unbound_claim_goes_where_its_class_can_provision():
-    made = _class(provisioner="csi.example", zones=["a"])
-    assert list(_refused(_uses("data"), _storage([_claim()], (), [made]), _node("n1", "a"), _node("n2", "b"))) == ["n2"]
+    storage_class = _class(provisioner="csi.example", zones=["a"])
+    assert list(
+        _refused(_uses("data"), _storage([_claim()], (), [storage_class]), _node("n1", "a"), _node("n2", "b"))
+    ) == ["n2"]
     anywhere = _class(provisioner="csi.example")
     assert not _refused(_uses("data"), _storage([_claim()], (), [anywhere]), _node("n1", "a"))
     assert claims_to_bind(_uses("data"), _storage([_claim()], (), [anywhere]))[0].metadata.name == "data"
@@ -137,14 +139,14 @@ def test_an_unbound_claim_goes_where_its_class_can_provision():
         ([], 'persistentvolumeclaim "data" not found'),
         ([_claim(deletionTimestamp="2026-01-01T00:00:00Z")], 'persistentvolumeclaim "data" is being deleted'),
         ([_claim(cls="now")], "pod has unbound immediate PersistentVolumeClaims"),
-        ([_claim(volume="gone")], "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"),
+        ([_claim(volume="absent")], "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"),
     ],
     ids=["missing", "being deleted", "not bound yet", "bound to nothing"],
 )
 def test_a_pod_whose_claim_cannot_be_bound_is_refused_at_once(claims, text):
     storage = _storage(claims, (), [_class(), _class("now", mode="Immediate")])
     refused = translate.pod(_uses("data"), PodContext(storage=storage)).refused
-    assert [one.text for one in refused] == [text]
+    assert [reason.text for reason in refused] == [text]
 
 
 def test_an_ephemeral_claim_is_named_after_pod_and_volume_and_must_be_owned_by_the_pod():
@@ -158,9 +160,7 @@ def test_an_ephemeral_claim_is_named_after_pod_and_volume_and_must_be_owned_by_t
 
 def test_a_claim_for_one_pod_only_is_refused_everywhere_while_another_uses_it():
     storage = _storage([_claim(volume="pv", modes=["ReadWriteOncePod"])], [_volume()])
-    refused = _refused(
-        _uses("data", name="b"), storage, _node("n1"), _node("n2"), topology_index=[("n1", _uses("data"))]
-    )
+    refused = _refused(_uses("data", name="b"), storage, _node("n1"), _node("n2"), residents=[("n1", _uses("data"))])
     assert list(refused) == ["n1", "n2"]
     assert "ReadWriteOncePod access mode" in refused["n1"][0]
 
@@ -170,10 +170,10 @@ def test_inline_disks_are_shared_on_a_node_only_if_read_only():
         return a_pod(volumes=[{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": read_only}}])
 
     nodes = (_node("n1"), _node("n2"))
-    assert _refused(disk(False), _storage(), *nodes, topology_index=[("n1", disk(True))]) == {
+    assert _refused(disk(False), _storage(), *nodes, residents=[("n1", disk(True))]) == {
         "n1": ["node(s) had no available disk"]
     }
-    assert not _refused(disk(True), _storage(), *nodes, topology_index=[("n1", disk(True))])
+    assert not _refused(disk(True), _storage(), *nodes, residents=[("n1", disk(True))])
 
 
 def test_a_claim_takes_only_volumes_that_its_selector_matches():
@@ -201,20 +201,20 @@ def _driver(name="example.com/disks", *, publishes=True):
 
 
 def _capacity(name, zone, size, *, cls="made", largest=None):
-    plain = {
+    fields = {
         "metadata": {"name": name, "namespace": "ns"}, "storageClassName": cls, "capacity": size,
         "nodeTopology": {"matchLabels": {ZONE: zone}} if zone else zone,
     }  # fmt: skip
-    return from_builtins({**plain, **({"maximumVolumeSize": largest} if largest else {})}, StorageCapacity)
+    return from_builtins({**fields, **({"maximumVolumeSize": largest} if largest else {})}, StorageCapacity)
 
 
-def _published(*capacities, loop=None, size="10Gi", volumes=(), zones=()):
-    made = _class("made", provisioner="example.com/disks", zones=zones)
-    storage = _storage([_claim(cls="made", size=size)], volumes, [made])
+def _published(*capacities, driver=None, size="10Gi", volumes=(), zones=()):
+    storage_class = _class("made", provisioner="example.com/disks", zones=zones)
+    storage = _storage([_claim(cls="made", size=size)], volumes, [storage_class])
     return structs.replace(
         storage,
-        drivers={"example.com/disks": loop or _driver()},
-        capacities={("ns", one.metadata.name): one for one in capacities},
+        drivers={"example.com/disks": driver or _driver()},
+        capacities={("ns", each.metadata.name): each for each in capacities},
     )
 
 
@@ -232,12 +232,12 @@ IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
         (_published(_capacity("x", "a", "1Gi", largest="10Gi")), {"n2": SPACE, "n3": SPACE}),
         (_published(_capacity("x", {}, "20Gi")), {}),
         (_published(_capacity("x", None, "20Gi")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
-        (_published(loop=_driver(publishes=False)), {}),
+        (_published(driver=_driver(publishes=False)), {}),
         (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "20Gi"), zones=("a", "c")),
          {"n2": "node(s) didn't find available persistent volumes to bind", "n3": SPACE}),
     ],
-    ids=["one is too small", "nothing is published", "of another class", "the largest counts", "also if less is left",
-         "everywhere", "nowhere", "a driver that does not publish", "with allowed places"],
+    ids=["one is too small", "nothing is published", "of another class", "maximumVolumeSize too small", "capacity below maximumVolumeSize",
+         "all nodes", "no nodes", "a driver that does not publish", "with allowed topologies"],
 )  # fmt: skip
 def test_volumes_are_provisioned_where_the_driver_has_capacity(storage, refusals):
     nodes = [a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()]
@@ -245,11 +245,11 @@ def test_volumes_are_provisioned_where_the_driver_has_capacity(storage, refusals
     assert not found.refused
     table = a_table(*nodes)
     pairs = Runner().refusals(Volumes(), found.member, table.view(), View(0))
-    said = {}
+    reasons = {}
     for mask, reason in pairs:
         for row in mask.nonzero()[0]:
-            said.setdefault(table.names[row], []).append(messages._TEXTS[reason.code])
-    assert {name: texts[0] for name, texts in said.items()} == refusals
+            reasons.setdefault(table.names[row], []).append(messages._TEXTS[reason.code])
+    assert {name: texts[0] for name, texts in reasons.items()} == refusals
 
 
 def test_a_free_volume_is_used_where_no_capacity_is_left():
@@ -259,13 +259,13 @@ def test_a_free_volume_is_used_where_no_capacity_is_left():
     assert [choice.name for choice in found.candidates] == ["here"]
     table = a_table(*(a_node(n, labels={ZONE: z, "kubernetes.io/hostname": n}) for n, z in IN_ZONES.items()))
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
-    hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
-    assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n3"]
+    masks = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
+    assert [table.names[row] for row in sum(masks).nonzero()[0]] == ["n3"]
 
 
 def _odd_volume(**spec):
-    plain = {"storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], **spec}
-    return from_builtins({"metadata": {"name": "odd"}, "spec": plain}, Volume)
+    fields = {"storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], **spec}
+    return from_builtins({"metadata": {"name": "odd"}, "spec": fields}, Volume)
 
 
 def _reached_by(operator, *values):
@@ -280,7 +280,7 @@ def _reached_by(operator, *values):
         _odd_volume(nodeAffinity=_reached_by("Near", "x")),
         _odd_volume(nodeAffinity=_reached_by("Near", "x"), claimRef={"namespace": "ns", "name": "data-0"}),
     ],
-    ids=["size", "place", "meant for it"],
+    ids=["size", "place", "bound to the claim"],
 )
 def test_an_unreadable_volume_is_named_and_does_not_block_others(odd):
     cluster = _cluster(odd, _volume("pv", nodes=["n1"]))
@@ -289,8 +289,8 @@ def test_an_unreadable_volume_is_named_and_does_not_block_others(odd):
     assert cluster.node_of("p0") == "n1"
     assert cluster.parts.cache.volumes.refusals.now().total() == 1
     claim = cluster.parts.cache.claims.objects["ns", "data-0"]
-    there = a_node("n1", labels={"kubernetes.io/hostname": "n1"})
-    assert volume_on(there, claim, cluster.parts.cache.context.storage).metadata.name == "pv"
+    node = a_node("n1", labels={"kubernetes.io/hostname": "n1"})
+    assert volume_on(node, claim, cluster.parts.cache.context.storage).metadata.name == "pv"
 
 
 @pytest.mark.parametrize(
@@ -301,17 +301,17 @@ def test_unreadable_capacity_is_ignored_and_does_not_block_others(odd):
     found = translate.pod(a_pod(volumes=[_using("data")]), PodContext(storage))
     assert not found.refused
     table = a_table(*(a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()))
-    hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
-    assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n1", "n3"]
+    masks = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
+    assert [table.names[row] for row in sum(masks).nonzero()[0]] == ["n1", "n3"]
 
 
 def _cluster(*volumes, claims=2):
     cluster = FakeCluster()
     for name in ("n1", "n2"):
         cluster.node(name, labels={"kubernetes.io/hostname": name})
-    cluster.parts.cache.classes.changed("ADDED", WAITS)
-    for one in volumes:
-        cluster.parts.cache.volumes.changed("ADDED", one)
+    cluster.parts.cache.classes.changed("ADDED", LATE_BINDING)
+    for volume in volumes:
+        cluster.parts.cache.volumes.changed("ADDED", volume)
     for number in range(claims):
         cluster.parts.cache.claims.changed("ADDED", _claim(f"data-{number}"))
     return cluster
@@ -335,7 +335,7 @@ def test_a_pod_without_a_volume_gets_the_next_that_appears():
     assert sorted([cluster.node_of("p0"), cluster.node_of("p1")]) == ["n1", "n2"]
 
 
-def test_a_pod_with_two_claims_goes_where_two_volumes_are():
+def test_a_pod_with_two_claims_is_placed_where_two_volumes_are():
     cluster = _cluster(_volume("a", nodes=["n1"]), _volume("b", nodes=["n2"]), _volume("c", nodes=["n2"]))
     cluster.pod("p", volumes=[_using("data-0"), _using("data-1")])
     cluster.step()
@@ -353,7 +353,7 @@ def test_an_assumed_volume_is_released_if_the_pod_is_not_bound():
     assert not assumed
 
 
-def test_an_assumption_ends_when_the_cluster_shows_the_volume():
+def test_an_assumed_volume_is_released_when_the_cluster_shows_the_binding():
     cluster = _cluster(_volume("pv", nodes=["n1"]))
     assumed = assumed_volumes(cluster.parts.controller)
     VolumeBinder(cluster.parts.cache, None, cluster.parts.pods, assumed)
