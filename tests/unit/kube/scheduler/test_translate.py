@@ -99,7 +99,7 @@ def test_topology_spread_with_all_its_fields():
         "labelSelector": {"matchLabels": {"a": "b"}}, "matchLabelKeys": ["rev"],
         "nodeAffinityPolicy": "Ignore", "nodeTaintsPolicy": "Honor",
     }  # fmt: skip
-    rule = pod_info(topologySpreadConstraints=[rule], labels={"rev": "1"}).job.tasks[0].spread[0]
+    spread = pod_info(topologySpreadConstraints=[rule], labels={"rev": "1"}).job.tasks[0].spread[0]
     assert (spread.topology, spread.max_skew, spread.hard, spread.min_domains) == ("zone", 2, True, 3)
     assert (spread.honour_affinity, spread.honour_taints) == (False, True)
     assert [str(each) for each in spread.selector or ()] == ["a=b", "rev=1"]
