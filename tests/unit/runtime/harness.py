@@ -1,4 +1,4 @@
-"""A service for one test: a store in memory, a backend under the control of the test, and a clock that the test moves."""
+"""A service for one test: a store in memory, a backend under the control of the test, and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hodei.store.memory import MemoryStore
 
 
 class FakeClock:
-    """It moves when it is told to."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self) -> None:
         self.ms = NOW_MS
@@ -32,21 +32,21 @@ class FakeClock:
 
 
 class CallLog:
-    """What happened, in order; shared by a store and a backend."""
+    """Calls in order; shared by a store and a backend."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
 
-    def write(self, what: str, which: Any) -> None:
-        self.lines.append((what, which))
+    def record(self, kind: str, argument: Any) -> None:
+        self.calls.append((kind, argument))
 
 
 class RecordingStore(MemoryStore):
-    """Writes commits into a diary, and fails them as long as `errors` lasts."""
+    """Records commits; each of `errors` fails one."""
 
-    def __init__(self, diary: CallLog | None = None, *, of: MemoryStore | None = None) -> None:
+    def __init__(self, log: CallLog | None = None, *, of: MemoryStore | None = None) -> None:
         super().__init__(of=of)
-        self.diary = diary or CallLog()
+        self.log = log or CallLog()
         self.errors: list[Exception] = []
         self.hold: Callable[[], None] | None = None
 
@@ -56,30 +56,30 @@ class RecordingStore(MemoryStore):
         if self.hold is not None:
             self.hold()
         super().commit(saves)
-        self.diary.write("commit", list(saves))
+        self.log.record("commit", list(saves))
 
 
 class FakeBackend(BaseBackend):
-    """Keeps orders and says what it is told to say. `start_errors` fail whole calls, `refuse` single runs."""
+    """Records orders and reports what the test passes to `report`. `start_errors` fail whole calls, `refuse` single runs."""
 
-    kind = "obedient"
+    kind = "fake"
 
-    def __init__(self, name: str = "obedient", nodes: Sequence[Node] = (), diary: CallLog | None = None) -> None:
+    def __init__(self, name: str = "fake", nodes: Sequence[Node] = (), log: CallLog | None = None) -> None:
         super().__init__(name)
         self.offered = list(nodes) or [a_node("n1", 4, backend=name)]
-        self.diary = diary or CallLog()
-        self.remembers: dict[str, RunObserved] = {}
+        self.log = log or CallLog()
+        self.known_runs: dict[str, RunObserved] = {}
         self.start_errors: list[Exception] = []
         self.refuse: dict[str, BackendError | BackendRefused] = {}
         self.opened = 0
         self.open_errors: list[Exception] = []
-        self._news: asyncio.Queue[list[RunObserved] | Exception] = asyncio.Queue()
+        self._reports: asyncio.Queue[list[RunObserved] | Exception] = asyncio.Queue()
 
-    def say(self, *news: RunObserved) -> None:
-        self._news.put_nowait(list(news))
+    def report(self, *reports: RunObserved) -> None:
+        self._reports.put_nowait(list(reports))
 
-    def fall_over(self, error: str = "the line is cut") -> None:
-        self._news.put_nowait(BackendError(error))
+    def disconnect(self, error: str = "the connection is lost") -> None:
+        self._reports.put_nowait(BackendError(error))
 
     async def open(self) -> None:
         if self.open_errors:
@@ -90,35 +90,35 @@ class FakeBackend(BaseBackend):
         return list(self.offered)
 
     async def start(self, orders: Sequence[Start]) -> dict[str, BackendError | BackendRefused]:
-        self.diary.write("start", [order.run.id for order in orders])
+        self.log.record("start", [order.run.id for order in orders])
         if self.start_errors:
             raise self.start_errors.pop(0)
         return {order.run.id: self.refuse[order.run.id] for order in orders if order.run.id in self.refuse}
 
     async def stop(self, orders: Sequence[Stop]) -> None:
-        self.diary.write("stop", [order.run for order in orders])
+        self.log.record("stop", [order.run for order in orders])
 
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
-        self.diary.write("checkpoint", [order.run for order in orders])
+        self.log.record("checkpoint", [order.run for order in orders])
 
     async def observe(self) -> list[RunObserved]:
-        news = await self._news.get()
-        if isinstance(news, Exception):
-            raise news
-        return news
+        reports = await self._reports.get()
+        if isinstance(reports, Exception):
+            raise reports
+        return reports
 
     async def known(self) -> dict[str, RunObserved]:
-        self.diary.write("known", None)
-        return dict(self.remembers)
+        self.log.record("known", None)
+        return dict(self.known_runs)
 
     async def forget(self, orders: Sequence[Forget]) -> None:
-        self.diary.write("forget", [order.run for order in orders])
+        self.log.record("forget", [order.run for order in orders])
 
     async def logs(self, run: str, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
         return b"", offset
 
     async def close(self) -> None:
-        self.diary.write("close", None)
+        self.log.record("close", None)
 
 
 def a_service(store: MemoryStore, *backends: Backend, clock: FakeClock | None = None, **options: Any) -> Service:
@@ -144,7 +144,7 @@ async def alive(service: Service) -> AsyncIterator[Service]:
 
 
 async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
-    """Looks again and again, for a bounded time."""
+    """Poll the condition, for a bounded time."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

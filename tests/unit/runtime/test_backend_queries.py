@@ -24,11 +24,11 @@ from hodei.store.memory import MemoryStore
 from unit.runtime.harness import FakeBackend, a_service, alive, until
 
 MINUTE = 60_000
-NEVER_ASKED = HealthPolicy(every_ms=0, circuit=CircuitPolicy(failures=1))
+NO_HEALTH_CHECKS = HealthPolicy(every_ms=0, circuit=CircuitPolicy(failures=1))
 
 
-class Queue(FakeBackend):
-    """Has a queue of its own, and measures its nodes."""
+class QueueingBackend(FakeBackend):
+    """A backend with its own queue that measures its nodes."""
 
     capabilities = Capabilities(delegates=True, expects=True, usage=True)
 
@@ -36,35 +36,35 @@ class Queue(FakeBackend):
         super().__init__(name, [a_node(f"{name}-main", 4, backend=name)], **options)
         self.starts: dict[str, int] = {}
         self.used: dict[str, NodeUsage] = {}
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     async def expected(self) -> dict[str, int]:
-        self.asked.append("expected")
+        self.queries.append("expected")
         return dict(self.starts)
 
     async def usage(self) -> dict[str, NodeUsage]:
-        self.asked.append("usage")
+        self.queries.append("usage")
         return dict(self.used)
 
 
 @pytest.fixture
-def often(monkeypatch):
+def short_intervals(monkeypatch):
     monkeypatch.setattr(backend_manager, "_QUEUE_INTERVAL_S", 0.005)
     monkeypatch.setattr(backend_manager, "_USAGE_INTERVAL_S", 0.005)
 
 
-def test_why_shows_the_expected_start_of_a_run_in_the_backends_queue(often):
+def test_why_shows_the_expected_start_of_a_run_in_the_queue_of_its_backend(short_intervals):
     async def main():
-        backend = Queue()
+        backend = QueueingBackend()
         backend.starts = {"1.0.1": NOW_MS + MINUTE}
-        backend.remembers = {"1.0.1": RunObserved("1.0.1", "placed", NOW_MS, reason="Slurm: Resources")}
-        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+        backend.known_runs = {"1.0.1": RunObserved("1.0.1", "placed", NOW_MS, reason="Slurm: Resources")}
+        async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             await service.submit([a_job_spec()])
             await until(service.backend_manager.expected_starts)
             answer = await service.why(1)
             assert answer.backend_queue == BackendQueueEntry("hpc", NOW_MS + MINUTE, "Slurm: Resources")
             assert answer.summary == "placed on hpc-main, waits in the queue of backend hpc"
-            backend.say(RunObserved("1.0.1", "running", NOW_MS))
+            backend.report(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: not service.backend_manager.expected_starts())
             answer = await service.why(1)
             assert (answer.status, answer.backend_queue) == ("running", None)
@@ -72,23 +72,23 @@ def test_why_shows_the_expected_start_of_a_run_in_the_backends_queue(often):
     asyncio.run(main())
 
 
-def test_a_backend_is_not_queried_without_queued_runs_or_scrapes(often):
+def test_a_backend_is_not_queried_without_queued_runs_or_scrapes(short_intervals):
     async def main():
-        backend = Queue()
-        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+        backend = QueueingBackend()
+        async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             for _ in range(10):
                 await asyncio.sleep(0.005)
-            assert backend.asked == []
+            assert backend.queries == []
             await service.submit([a_job_spec()])
-            await until(lambda: "expected" in backend.asked)
-            assert "usage" not in backend.asked
+            await until(lambda: "expected" in backend.queries)
+            assert "usage" not in backend.queries
 
     asyncio.run(main())
 
 
-def test_the_backend_queue_is_shown_without_an_estimate():
+def test_the_backend_queue_is_shown_without_an_expected_start():
     async def main():
-        async with alive(a_service(MemoryStore(), Queue(), health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), QueueingBackend(), health=NO_HEALTH_CHECKS)) as service:
             await service.submit([a_job_spec()])
             await until(lambda: service.controller.cluster.runs.get(1))
             assert (await service.why(1)).backend_queue == BackendQueueEntry("hpc")
@@ -98,7 +98,7 @@ def test_the_backend_queue_is_shown_without_an_estimate():
 
 def test_a_backend_without_a_queue_shows_none():
     async def main():
-        async with alive(a_service(MemoryStore(), FakeBackend(), health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), FakeBackend(), health=NO_HEALTH_CHECKS)) as service:
             await service.submit([a_job_spec()])
             await until(lambda: service.controller.cluster.runs.get(1))
             answer = await service.why(1)
@@ -111,15 +111,15 @@ def test_a_backend_without_a_queue_shows_none():
 @pytest.mark.parametrize(
     ("starts", "begins_ms"),
     [
-        pytest.param({"1.0.1": NOW_MS + MINUTE, "1.1.1": NOW_MS + 5 * MINUTE}, NOW_MS + 5 * MINUTE, id="of all"),
-        pytest.param({"1.0.1": NOW_MS + MINUTE}, 0, id="of some only"),
+        pytest.param({"1.0.1": NOW_MS + MINUTE, "1.1.1": NOW_MS + 5 * MINUTE}, NOW_MS + 5 * MINUTE, id="all expected"),
+        pytest.param({"1.0.1": NOW_MS + MINUTE}, 0, id="one unknown"),
     ],
 )
-def test_a_gang_starts_with_the_last_of_its_members(often, starts, begins_ms):
+def test_a_gang_starts_with_the_last_of_its_members(short_intervals, starts, begins_ms):
     async def main():
-        backend = Queue()
+        backend = QueueingBackend()
         backend.starts = starts
-        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             await service.submit([a_job_spec(count=2, gang=GangRules())])
             await until(service.backend_manager.expected_starts)
             assert (await service.why(1)).backend_queue == BackendQueueEntry("hpc", begins_ms)
@@ -127,11 +127,11 @@ def test_a_gang_starts_with_the_last_of_its_members(often, starts, begins_ms):
     asyncio.run(main())
 
 
-def test_forecasts_use_the_expected_starts_of_the_backend(often):
+def test_forecasts_use_the_expected_starts_of_the_backend(short_intervals):
     async def main():
-        backend = Queue()
+        backend = QueueingBackend()
         backend.starts = {"1.0.1": NOW_MS + 20 * MINUTE}
-        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             await service.submit([a_job_spec(cpu="4", estimate_ms=10 * MINUTE) for _ in range(2)])
             await until(service.backend_manager.expected_starts)
             await service.forecasts._forecast()
@@ -142,12 +142,12 @@ def test_forecasts_use_the_expected_starts_of_the_backend(often):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("trouble", [BackendError("no"), ValueError("odd"), None], ids=["refuses", "is odd", "hangs"])
-def test_a_failed_query_clears_the_answer_until_the_next_one(monkeypatch, trouble):
+@pytest.mark.parametrize("failure", [BackendError("no"), ValueError("odd"), None], ids=["refuses", "is odd", "hangs"])
+def test_a_failed_query_clears_the_answer_until_the_next_one(monkeypatch, failure):
     monkeypatch.setattr(backend_manager, "_QUERY_TIMEOUT_S", 0.01)
-    answers: list[Any] = [{"1.0.1": 5}, trouble, {"1.0.1": 7}]
+    answers: list[Any] = [{"1.0.1": 5}, failure, {"1.0.1": 7}]
 
-    async def ask() -> dict[str, int]:
+    async def query_backend() -> dict[str, int]:
         answer = answers.pop(0)
         if answer is None:
             await asyncio.Event().wait()
@@ -156,21 +156,21 @@ def test_a_failed_query_clears_the_answer_until_the_next_one(monkeypatch, troubl
         return answer
 
     async def main():
-        inquiry = BackendQuery[int]("it", ask, lambda: True, 60)
+        query = BackendQuery[int]("it", query_backend, lambda: True, 60)
         seen = []
         for _ in range(3):
-            await inquiry.poll()
-            seen.append(inquiry.answer)
+            await query.poll()
+            seen.append(query.answer)
         assert seen == [{"1.0.1": 5}, {}, {"1.0.1": 7}]
 
     asyncio.run(main())
 
 
-def test_node_usage_is_a_metric_in_cores_and_bytes(often):
+def test_node_usage_is_a_metric_in_cores_and_bytes(short_intervals):
     async def main():
-        backend = Queue()
+        backend = QueueingBackend()
         backend.used = {"hpc-main": NodeUsage({"cpu": 1500, "memory": 1024})}
-        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             assert b"hodei_node_used{" not in service.metrics()
             await until(lambda: b"hodei_node_used{" in service.metrics())
             text = service.metrics().decode()
@@ -180,21 +180,21 @@ def test_node_usage_is_a_metric_in_cores_and_bytes(often):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("of", ["nodes in all", "nodes that were measured"])
-def test_a_large_cluster_has_no_usage_metric_per_node(often, monkeypatch, of):
+@pytest.mark.parametrize("of", ["all nodes", "measured nodes"])
+def test_a_large_cluster_has_no_usage_metric_per_node(short_intervals, monkeypatch, of):
     async def main():
-        backend = Queue()
+        backend = QueueingBackend()
         monkeypatch.setattr(backend_manager, "MAX_NODES", 1)
-        if of == "nodes in all":
+        if of == "all nodes":
             backend.offered = [a_node(name, 4, backend="hpc") for name in ("a", "b")]
         backend.used = {name: NodeUsage({"cpu": 1}) for name in ("a", "b")}
-        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+        async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             service.metrics()
-            if of == "nodes that were measured":
-                await until(lambda: backend.asked.count("usage") > 1)
+            if of == "measured nodes":
+                await until(lambda: backend.queries.count("usage") > 1)
             else:
-                await asyncio.sleep(0.05)  # ten times the interval at which usage is read
-                assert backend.asked == []
+                await asyncio.sleep(0.05)  # ten times the shortened interval of usage queries
+                assert backend.queries == []
             assert b"hodei_node_used{" not in service.metrics()
 
     asyncio.run(main())

@@ -69,7 +69,7 @@ def test_a_background_task_that_fails_for_good_is_logged(caplog):
     async def main():
         async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             service._spawn(fails())
-            await until(lambda: any(one.levelno == logging.CRITICAL for one in caplog.records), 20)
+            await until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records), 20)
 
     asyncio.run(main())
     assert "unexpected" in caplog.text

@@ -24,7 +24,7 @@ YEAR_MS = 365 * DAY_MS
 
 
 class Wall:
-    """A clock on the wall that is set by hand."""
+    """A wall clock that the test sets."""
 
     def __init__(self) -> None:
         self.ms = NOW_MS
@@ -75,27 +75,27 @@ def test_times_that_are_not_ahead_are_not_changed():
     assert clamp_run_times(run, NOW_MS) is run
 
 
-def test_a_server_that_comes_up_after_the_clock_was_set_back_has_its_jobs_in_the_present():
-    """Order by number, pauses as long as they were meant, durations that are not negative; and it is stored so."""
+def test_a_server_that_starts_after_the_clock_was_set_back_clamps_the_times_of_its_jobs():
+    """Order by number, unchanged pauses and no negative durations, in the store too."""
 
     async def main():
         ahead, store = NOW_MS + YEAR_MS, RecordingStore()
         store.open()
-        waits = a_job(1, state="pending", submitted_ms=ahead, changed_ms=ahead, queued_ms=ahead)
-        runs = a_job(
+        pending = a_job(1, state="pending", submitted_ms=ahead, changed_ms=ahead, queued_ms=ahead)
+        running = a_job(
             2, state="running", submitted_ms=ahead, changed_ms=ahead, started_ms=ahead, attempt=1, first_attempt=1
         )
-        run = a_run(2, backend="obedient", state="running", placed_ms=ahead, started_ms=ahead)
-        store.commit([SaveJob(waits, new=True), SaveJob(runs, new=True), SaveRun(run, new=True)])
+        run = a_run(2, backend="fake", state="running", placed_ms=ahead, started_ms=ahead)
+        store.commit([SaveJob(pending, new=True), SaveJob(running, new=True), SaveRun(run, new=True)])
         backend = FakeBackend()
-        backend.remembers = {run.id: RunObserved(run.id, "running", ahead)}
+        backend.known_runs = {run.id: RunObserved(run.id, "running", ahead)}
         clock = FakeClock()
         async with alive(a_service(store, backend, clock=clock)) as service:
             assert store.job(1).submitted_ms == store.job(2).started_ms == store.run(run.id).started_ms == NOW_MS
             later = await service.submit([a_job_spec("later")])
             assert store.job(later.ids[0]).submitted_ms >= store.job(1).submitted_ms
             clock.ms += 5
-            backend.say(RunObserved(run.id, "succeeded", clock.ms, 0))
+            backend.report(RunObserved(run.id, "succeeded", clock.ms, 0))
             await until(lambda: store.job(2).state == "succeeded")
             assert store.job(2).finished_ms >= store.job(2).started_ms
             assert store.run(run.id).finished_ms >= store.run(run.id).started_ms
@@ -108,9 +108,9 @@ def test_an_end_before_its_start_gives_no_negative_duration():
         store, backend = RecordingStore(), FakeBackend()
         async with alive(a_service(store, backend)) as service:
             await service.submit([a_job_spec("one")])
-            backend.say(RunObserved("1.0.1", "running", NOW_MS + HOUR_MS))
+            backend.report(RunObserved("1.0.1", "running", NOW_MS + HOUR_MS))
             await until(lambda: store.job(1).state == "running")
-            backend.say(RunObserved("1.0.1", "succeeded", NOW_MS - HOUR_MS, 0))
+            backend.report(RunObserved("1.0.1", "succeeded", NOW_MS - HOUR_MS, 0))
             await until(lambda: store.job(1).state == "succeeded")
             run = store.run("1.0.1")
             assert run.started_ms <= NOW_MS
@@ -145,18 +145,18 @@ def test_a_corrected_clock_is_trusted_at_once():
     clock.update(NOW_MS + YEAR_MS, 1000)
     assert clock.update(NOW_MS + 2000, 2000) == NOW_MS + 2000
     assert not clock.in_doubt
-    assert clock.update(NOW_MS - YEAR_MS, 3000) == NOW_MS - YEAR_MS  # nothing is forgotten too early by that
+    assert clock.update(NOW_MS - YEAR_MS, 3000) == NOW_MS - YEAR_MS  # an earlier time deletes nothing too early
 
 
 def test_a_restart_does_not_confirm_a_jump():
     clock = a_retention_clock()
     clock.update(NOW_MS + YEAR_MS, 1000)
-    for _ in range(20):  # a new process with the same wrong clock each time; its steady clock may begin anew
+    for _ in range(20):  # a new process with the same wrong clock each time; its steady clock may restart at 0
         clock = a_retention_clock(msgspec.json.decode(msgspec.json.encode(clock.time), type=TrustedTime))
         clock.update(NOW_MS + YEAR_MS + 60_000, 0)
-        believed = clock.update(NOW_MS + YEAR_MS + 120_000, 60_000)
+        trusted_ms = clock.update(NOW_MS + YEAR_MS + 120_000, 60_000)
         assert clock.in_doubt
-        assert believed < NOW_MS + DAY_MS
+        assert trusted_ms < NOW_MS + DAY_MS
 
 
 def a_harness(store, clock, steady, **options):
@@ -173,12 +173,12 @@ def history(store) -> None:
     store.commit([SaveJob(job, new=True), SaveAudit(AuditEntry(at_ms, "ada", "user", "jobs.submit"))])
 
 
-@pytest.mark.parametrize("when", ["while it runs", "while it is off"])
+@pytest.mark.parametrize("when", ["while the server runs", "while the server is down"])
 def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audit(when):
     async def main():
         store, clock, steady = MemoryStore(), FakeClock(), FakeClock()
         history(store)
-        if when == "while it is off":
+        if when == "while the server is down":
             async with alive(a_harness(store, clock, steady)) as service:
                 await service.retention.prune()
             store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
@@ -191,17 +191,17 @@ def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audi
                 await service.retention.prune()
             assert store.job(1) is not None
             assert len(store.audit(AuditQuery())) == 1
-            well, text = service.retention.status()
-            assert not well
+            ok, text = service.retention.status()
+            assert not ok
             assert "ahead of the expected time" in text
             assert b"hodei_retention_held 1.0" in service.metrics()
-            # A restart confirms nothing.
+            # A restart does not confirm the jump.
         store = MemoryStore(of=store)
         async with alive(a_harness(store, clock, steady)) as service:
             await service.retention.prune()
             assert store.job(1) is not None
             assert not service.retention.status()[0]
-            # It goes on when that time has really passed.
+            # Pruning continues when that time has really passed.
             clock.ms += DAY_MS
             steady.ms += DAY_MS
             await service.retention.prune()
@@ -212,7 +212,7 @@ def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audi
     asyncio.run(main())
 
 
-def test_trust_clock_overrides_the_doubt():
+def test_trust_clock_accepts_the_jump_at_once():
     async def main():
         store, clock, steady = MemoryStore(), FakeClock(), FakeClock()
         history(store)

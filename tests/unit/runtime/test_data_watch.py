@@ -17,14 +17,14 @@ from hodei.runtime.dependency_lookup import DataWatch, exists
 
 @pytest.fixture
 def web() -> Iterator[tuple[str, list[str]]]:
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            asked.append(self.path)
-            self.send_response({"/there": 200, "/moved": 302}.get(self.path, 404))
+            requests.append(self.path)
+            self.send_response({"/data": 200, "/moved": 302}.get(self.path, 404))
             if self.path == "/moved":
-                self.send_header("Location", "/there")
+                self.send_header("Location", "/data")
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
@@ -33,7 +33,7 @@ def web() -> Iterator[tuple[str, list[str]]]:
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
+    yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()
     thread.join()
     server.server_close()
@@ -56,61 +56,61 @@ def test_a_link_does_not_reveal_files_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_url_exists_without_following_redirects(web: tuple[str, list[str]]) -> None:
-    address, asked = web
+    address, requests = web
     allowed = AllowedData([f"{address}/"])
-    assert exists(f"{address}/there", allowed)
-    assert not exists(f"{address}/gone", allowed)
+    assert exists(f"{address}/data", allowed)
+    assert not exists(f"{address}/absent", allowed)
     assert not exists(f"{address}/moved", allowed)
-    assert asked == ["/there", "/gone", "/moved"]
-    assert not exists("http://127.0.0.1:1/there", AllowedData(["http://127.0.0.1:1/"]))
+    assert requests == ["/data", "/absent", "/moved"]
+    assert not exists("http://127.0.0.1:1/data", AllowedData(["http://127.0.0.1:1/"]))
 
 
 def test_a_url_that_is_not_allowed_is_never_requested(web: tuple[str, list[str]]) -> None:
-    address, asked = web
-    assert not exists(f"{address}/there", AllowedData(["https://elsewhere/"]))
-    assert asked == []
+    address, requests = web
+    assert not exists(f"{address}/data", AllowedData(["https://elsewhere/"]))
+    assert requests == []
 
 
 def test_checks_back_off_and_stop_without_waiting_jobs() -> None:
-    looked: list[str] = []
-    told: list[Fact] = []
-    wanted = ["/data/x"]
+    checked: list[str] = []
+    facts: list[Fact] = []
+    paths = ["/data/x"]
 
-    async def story() -> None:
-        def look(what: str, allowed: AllowedData) -> bool:
-            looked.append(what)
-            return len(looked) == 3
+    async def scenario() -> None:
+        def check(path: str, allowed: AllowedData) -> bool:
+            checked.append(path)
+            return len(checked) == 3
 
-        watch = DataWatch(lambda: wanted, told.extend, AllowedData(["/data/"]), look)
+        watch = DataWatch(lambda: paths, facts.extend, AllowedData(["/data/"]), check)
         for now_s in (0.0, 0.5, 1.0, 2.0, 2.5):
             watch.poll(now_s)
             await asyncio.gather(*watch._checks.values())
             await asyncio.sleep(0)
-        assert told == [DataAppeared("/data/x")]
-        wanted.clear()
+        assert facts == [DataAppeared("/data/x")]
+        paths.clear()
         watch.poll(100.0)
         assert not watch._checks
 
-    asyncio.run(story())
-    assert len(looked) == 3
+    asyncio.run(scenario())
+    assert len(checked) == 3
 
 
 def test_a_slow_check_does_not_delay_others() -> None:
-    free = threading.Event()
-    told: list[Fact] = []
+    release = threading.Event()
+    facts: list[Fact] = []
 
-    async def story() -> None:
-        def look(what: str, allowed: AllowedData) -> bool:
-            return free.wait(10) if what == "/data/slow" else True
+    async def scenario() -> None:
+        def check(path: str, allowed: AllowedData) -> bool:
+            return release.wait(10) if path == "/data/slow" else True
 
-        watch = DataWatch(lambda: ["/data/slow", "/data/fast"], told.extend, AllowedData(["/data/"]), look)
+        watch = DataWatch(lambda: ["/data/slow", "/data/fast"], facts.extend, AllowedData(["/data/"]), check)
         watch.poll(0.0)
         await watch._checks["/data/fast"]
         await asyncio.sleep(0)
-        assert told == [DataAppeared("/data/fast")]
+        assert facts == [DataAppeared("/data/fast")]
         watch.poll(50.0)
         assert list(watch._checks).count("/data/slow") == 1
-        free.set()
+        release.set()
         await asyncio.gather(*watch._checks.values())
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -29,10 +29,10 @@ def _instant():
 
 
 def test_a_decision_log_stays_within_its_size_and_each_segment_replays(tmp_path):
-    path, most = tmp_path / "decisions.jsonl", 200_000
+    path, max_bytes = tmp_path / "decisions.jsonl", 200_000
 
     async def main():
-        log = DecisionLog(path, SchedulingConfig(), 0, max_bytes=most)
+        log = DecisionLog(path, SchedulingConfig(), 0, max_bytes=max_bytes)
         async with alive(a_service(RecordingStore(), _instant(), decision_log=log)) as service:
             job = 0
             while not closed_segments(path) or closed_segments(path)[0].number < 3:
@@ -44,27 +44,27 @@ def test_a_decision_log_stays_within_its_size_and_each_segment_replays(tmp_path)
                 if number > 1:
                     await until(lambda number=number: state_path(path, number).exists())
                 size = sum(each.stat().st_size for each in tmp_path.iterdir())
-                assert size <= most + 20_000, "one step may go beyond it, and no more"
+                assert size <= max_bytes + 20_000, "more than one step beyond the limit"
 
     asyncio.run(main())
     segments = segments_of(path)
-    assert segments[0].header.continues, "its beginning is gone"
+    assert segments[0].header.continues, "the first segments were not pruned"
     result = replay_segments(segments)
     assert (result.difference, result.skipped, result.files) == (None, [], len(segments))
-    alone = [replay(part.path) for part in segments]
-    assert [each.difference for each in alone] == [None] * len(segments)
-    assert sum(each.steps for each in alone) == result.steps
+    single = [replay(part.path) for part in segments]
+    assert [each.difference for each in single] == [None] * len(segments)
+    assert sum(each.steps for each in single) == result.steps
     assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
-    # Without its state a file is decided again with the one before it.
+    # A segment without its state is replayed with the one before it.
     state_path(path, segments[-1].header.segment).unlink()
-    assert replay(path).steps == alone[-1].steps + alone[-2].steps
-    # And as a workload it has the nodes and the jobs of its own time.
+    assert replay(path).steps == single[-1].steps + single[-2].steps
+    # A segment is also a workload, with the nodes and jobs of its time.
     workload = open_workload(segments[0].path)
     assert workload.nodes
     assert len(workload.arrivals) > 10
 
 
-def test_states_without_their_segment_are_deleted_and_nothing_to_decide_is_an_error(tmp_path, capsys):
+def test_states_without_their_segment_are_deleted_and_an_empty_replay_is_an_error(tmp_path, capsys):
     path = tmp_path / "decisions.jsonl"
     for name in ("decisions.jsonl.3.state", "decisions.jsonl.2.state.part"):
         (tmp_path / name).write_bytes(b"late")
@@ -76,9 +76,9 @@ def test_states_without_their_segment_are_deleted_and_nothing_to_decide_is_an_er
     (tmp_path / "decisions.jsonl.8").unlink()
     path.write_bytes(path.read_bytes().replace(b'"hodei_decision_log":1', b'"hodei_decision_log":2'))
     assert replay_main(["--home", str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert "no file of the log can be replayed" in said.err
-    assert "identical" not in said.out
+    output = capsys.readouterr()
+    assert "no file of the log can be replayed" in output.err
+    assert "identical" not in output.out
 
 
 def test_a_segment_without_a_state_is_deleted_with_the_one_it_continues(tmp_path):
@@ -94,7 +94,7 @@ def test_a_segment_without_a_state_is_deleted_with_the_one_it_continues(tmp_path
     assert [segment.number for segment in closed_segments(path)] == [3]
 
 
-def test_a_backend_that_was_never_reached_does_not_keep_a_segment_from_its_state(tmp_path):
+def test_a_segment_gets_its_state_even_if_a_backend_was_never_reached(tmp_path):
     path = tmp_path / "decisions.jsonl"
 
     async def main():
@@ -108,7 +108,7 @@ def test_a_backend_that_was_never_reached_does_not_keep_a_segment_from_its_state
     asyncio.run(main())
 
 
-def test_values_of_variables_and_secret_options_are_in_no_segment_and_in_no_state(tmp_path):
+def test_no_segment_and_no_state_contains_values_of_variables_or_secret_options(tmp_path):
     path = tmp_path / "decisions.jsonl"
     config = SchedulingConfig(profiles={"mine": ProfileConfig(options={"x": {"api_token": "canary-option", "a": 1}})})
     job = a_job(1, tasks=[a_task(env={"PLAIN": "canary-value"})])
@@ -123,7 +123,7 @@ def test_values_of_variables_and_secret_options_are_in_no_segment_and_in_no_stat
     assert b"api_token" in path.read_bytes()
 
 
-def test_a_state_names_no_code_but_that_of_a_scheduler():
+def test_a_state_may_only_name_classes_of_a_scheduler():
     for call in (print, asyncio.run, "hodei.runtime.fork_worker:_run_child", "hodei.plugins.registry:build_profile"):
 
         class Evil:
@@ -160,10 +160,10 @@ def test_a_decision_log_continues_with_a_new_segment_after_a_full_disk(tmp_path,
     segments = segments_of(path)
     assert [part.header.gap for part in segments] == [False, True]
     assert replay_segments(segments).difference is None
-    assert replay(path).binds == 2  # the third is the first after it
+    assert replay(path).binds == 2  # the third segment starts after the gap
 
 
-def test_a_segment_begins_when_what_filled_the_one_before_it_is_stored_and_done_with(tmp_path, monkeypatch):
+def test_a_segment_begins_after_the_steps_of_the_one_before_are_stored(tmp_path, monkeypatch):
     stored = []
 
     async def main():
@@ -171,13 +171,13 @@ def test_a_segment_begins_when_what_filled_the_one_before_it_is_stored_and_done_
         async with alive(a_service(store, _instant(), decision_log=log)) as service:
             begin = log.begin_segment
 
-            def begins(controller):
+            def record_begin(controller):
                 stored.append(store.job(1) is not None)
                 log._segment_bytes = 1 << 30
                 begin(controller)
 
-            monkeypatch.setattr(log, "begin_segment", begins)
-            await service.loop.commit([])  # nothing else is on its way
+            monkeypatch.setattr(log, "begin_segment", record_begin)
+            await service.loop.commit([])  # no other step is in flight
             monkeypatch.setattr("hodei.runtime.decision_log._BUFFER", 1)
             log._segment_bytes = log._bytes + 1
             await service.submit([a_job_spec()])

@@ -15,12 +15,12 @@ def test_every_subscriber_gets_all_events_in_order():
         hub.publish([an_event(1), an_event(2)], [])
         hub.publish([an_event(3)], [])
         for reader in (one, other):
-            heard = []
+            received = []
             async for event in reader:
-                heard.append(event.seq)
+                received.append(event.seq)
                 if event.seq == 3:
                     break
-            assert heard == [1, 2, 3]
+            assert received == [1, 2, 3]
 
     asyncio.run(main())
 
@@ -29,11 +29,11 @@ def test_a_subscriber_that_lags_is_cut_off():
     async def main():
         hub = EventHub()
         slow, quick = hub.subscribe(), hub.subscribe()
-        heard = []
+        received = []
 
         async def read():
             async for event in quick:
-                heard.append(event.seq)
+                received.append(event.seq)
 
         reading = asyncio.create_task(read())
         for first in range(0, 12_000, 1000):
@@ -42,7 +42,7 @@ def test_a_subscriber_that_lags_is_cut_off():
         async with asyncio.timeout(5):
             assert [event async for event in slow] == []
             assert slow.lagged
-            while len(heard) < 12_000:  # noqa: ASYNC110
+            while len(received) < 12_000:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert not quick.lagged
             hub.close()

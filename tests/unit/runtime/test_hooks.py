@@ -15,7 +15,7 @@ from hodei.testing import run_sink
 from hodei.wiring import make_service
 
 HOOKS = ("on_job_queued", "on_job_scheduled", "on_job_started", "on_job_ended", "on_job_preempted")
-# With the job as its step left it: a job that is placed at once is `scheduled` when it was queued.
+# Each hook gets the job as its step left it: a job placed at once is `scheduled` in `on_job_queued`.
 CALLS = {
     "on_job_queued": [(1, "scheduled"), (2, "pending"), (1, "pending"), (3, "pending")],
     "on_job_scheduled": [(1, "scheduled"), (2, "scheduled"), (1, "scheduled")],
@@ -41,7 +41,7 @@ def test_a_hook_is_called_for_each_change_of_a_job(hook: str) -> None:
 
 
 class StoreReader:
-    """Asks the store for each job when its hook is called."""
+    """Reads each job from the store when a hook is called."""
 
     def __init__(self) -> None:
         self.store: Any = None

@@ -36,55 +36,55 @@ def an_array(count=COUNT, at_most=0, **fields):
 
 @pytest.fixture(autouse=True)
 def no_garbage():
-    """The collector of a process with all the tests in it has more to do than that of a server."""
+    """Garbage collection in a process with all tests takes longer than in a server."""
     gc.disable()
     yield
     gc.enable()
 
 
 @asynccontextmanager
-async def watched():
-    """CPU of the loop's thread: in all, and in the longest turn of the loop. No clock, as the machine may be busy."""
-    turns = [0.0]
+async def measure_iterations():
+    """CPU time of each iteration of the loop; not wall time, since the machine may be busy."""
+    iterations = [0.0]
 
     async def watch():
         while True:
             began = time.thread_time()
             await asyncio.sleep(0)
-            turns.append(time.thread_time() - began)
+            iterations.append(time.thread_time() - began)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
     try:
-        yield turns
+        yield iterations
     finally:
         watching.cancel()
 
 
-async def _begun(service):
-    """The first part of an array is known, and no more: there is no time to wait for anything else."""
-    while not service.controller.cluster.jobs:  # noqa: ASYNC110 (one turn of the loop at a time)
+async def _first_chunk_known(service):
+    """Wait until the first chunk of an array is known, and no longer."""
+    while not service.controller.cluster.jobs:  # noqa: ASYNC110 (one iteration of the loop at a time)
         await asyncio.sleep(0)
 
 
-def _is_in_parts(turns):
-    return max(turns) < sum(turns) / 5
+def _has_no_long_iteration(iterations):
+    return max(iterations) < sum(iterations) / 5
 
 
-@pytest.mark.parametrize("at_most", [0, 10], ids=["all at once", "ten at a time"])
-@pytest.mark.parametrize("after", [False, True], ids=["exempt", "after another"])
+@pytest.mark.parametrize("at_most", [0, 10], ids=["unlimited", "ten at a time"])
+@pytest.mark.parametrize("after", [False, True], ids=["independent", "after another job"])
 def test_the_loop_stays_responsive_during_a_large_array(at_most, after):
     async def main():
         async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([a_job_spec(cpu="4")])
-            waits = {"after": Dependencies((Dependency("succeeded", 1),))} if after else {}
-            async with watched() as turns:
-                (first,) = (await service.submit([an_array(at_most=at_most, **waits)])).ids
-            assert _is_in_parts(turns), "submitted"
-            async with watched() as turns:
-                status = await cancel_array(service, first, "no more")
+            dependencies = {"after": Dependencies((Dependency("succeeded", 1),))} if after else {}
+            async with measure_iterations() as iterations:
+                (first,) = (await service.submit([an_array(at_most=at_most, **dependencies)])).ids
+            assert _has_no_long_iteration(iterations), "submitted"
+            async with measure_iterations() as iterations:
+                status = await cancel_array(service, first, "cancelled")
             assert status.states == {"cancelled": COUNT}
-            assert _is_in_parts(turns), "cancelled"
+            assert _has_no_long_iteration(iterations), "cancelled"
 
     asyncio.run(main())
 
@@ -94,13 +94,13 @@ def test_all_elements_are_one_commit_and_invisible_before_it():
         store = RecordingStore()
         async with alive(a_service(store, FakeBackend())) as service:
             submitting = asyncio.create_task(service.submit([an_array(3 * CHUNK_SIZE, cpu="4")]))
-            await _begun(service)
+            await _first_chunk_known(service)
             known = len(service.controller.cluster.jobs)
-            assert 0 < known < 3 * CHUNK_SIZE, "it is being learned in parts"
+            assert 0 < known < 3 * CHUNK_SIZE, "not submitted in chunks"
             assert store.job(1) is None
             assert (await service.why(known)).code in ("QUEUED", "INSUFFICIENT_RESOURCES")
             await submitting
-            new = [sum(isinstance(save, SaveJob) and save.new for save in what) for _, what in store.diary.lines]
+            new = [sum(isinstance(save, SaveJob) and save.new for save in saves) for _, saves in store.log.calls]
             assert [count for count in new if count] == [3 * CHUNK_SIZE]
             await hold_array(service, 1)
             assert store.states_between(1, 3 * CHUNK_SIZE) == {"held": 3 * CHUNK_SIZE - 1, "scheduled": 1}
@@ -108,7 +108,7 @@ def test_all_elements_are_one_commit_and_invisible_before_it():
     asyncio.run(main())
 
 
-def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
+def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_chunks():
     async def main():
         async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([an_array(3 * CHUNK_SIZE, cpu="4", user="ann")])
@@ -120,10 +120,10 @@ def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
 
             service.rights.check = counted
             CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
-            for act, least in ((hold_array, 3 * CHUNK_SIZE - 1), (release_array, 3 * CHUNK_SIZE - 1)):
+            for act in (hold_array, release_array):
                 sizes.clear()
                 await act(service, 1)
-                assert (max(sizes), sum(sizes)) == (CHUNK_SIZE, least)
+                assert (max(sizes), sum(sizes)) == (CHUNK_SIZE, 3 * CHUNK_SIZE - 1)
             CALLER.set(Caller(AuditEntry(1, "bob", "user", "arrays.cancel", "1")))
             with pytest.raises(NotPermitted):
                 await cancel_array(service, 1, "not yours")
@@ -139,11 +139,11 @@ def test_a_shutdown_during_the_rights_check_is_reported_to_the_caller():
         CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
         check = service.rights.check
 
-        def stopped_meanwhile(caller, facts, saves):
+        def check_and_stop(caller, facts, saves):
             check(caller, facts, saves)
             service.loop.stop()
 
-        service.rights.check = stopped_meanwhile
+        service.rights.check = check_and_stop
         with pytest.raises(Unavailable):
             async with asyncio.timeout(20):
                 await hold_array(service, 1)
@@ -156,20 +156,20 @@ def test_the_loop_stays_responsive_during_a_large_requeue():
     async def main():
         async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([an_array(5 * CHUNK_SIZE, cpu="4")])
-            await cancel_array(service, 1, "no more")
-            turn, turns = 0, list[int]()
+            await cancel_array(service, 1, "cancelled")
+            iteration, iterations = 0, list[int]()
 
             async def of_record(record):
-                turns.append(turn)
+                iterations.append(iteration)
                 return ()
 
             service.dependency_lookup.of_record = of_record
             again = asyncio.create_task(requeue_all(service, (), (1,)))
             while not again.done():
-                turn += 1
+                iteration += 1
                 await asyncio.sleep(0)
-            assert len((await again).requeued) == len(turns) >= 5 * CHUNK_SIZE - 1
-            assert max(turns.count(turn) for turn in set(turns)) <= CHUNK_SIZE
+            assert len((await again).requeued) == len(iterations) >= 5 * CHUNK_SIZE - 1
+            assert max(iterations.count(each) for each in set(iterations)) <= CHUNK_SIZE
 
     asyncio.run(main())
 
@@ -178,19 +178,19 @@ def test_a_second_cancel_reports_the_states_after_the_first():
     async def main():
         async with alive(a_service(MemoryStore(), FakeBackend())) as service:
             await service.submit([an_array(3 * CHUNK_SIZE)])
-            first = asyncio.create_task(cancel_array(service, 1, "no more"))
-            while len(service.controller.cluster.jobs) == 3 * CHUNK_SIZE:  # noqa: ASYNC110 (one turn of the loop at a time)
+            first = asyncio.create_task(cancel_array(service, 1, "cancelled"))
+            while len(service.controller.cluster.jobs) == 3 * CHUNK_SIZE:  # noqa: ASYNC110 (one iteration of the loop at a time)
                 await asyncio.sleep(0)
-            again = asyncio.create_task(cancel_array(service, 1, "no more"))
+            again = asyncio.create_task(cancel_array(service, 1, "cancelled"))
             await first
             with pytest.raises(Conflict, match=f"{3 * CHUNK_SIZE - 4} cancelled"):
-                await (again if again.done() and again.exception() else cancel_array(service, 1, "no more"))
+                await (again if again.done() and again.exception() else cancel_array(service, 1, "cancelled"))
             await asyncio.wait({again})
 
     asyncio.run(main())
 
 
-def test_others_submit_meanwhile_and_no_number_is_given_twice():
+def test_submits_during_a_large_array_get_distinct_ids():
     async def main():
         store = MemoryStore()
         async with alive(a_service(store, FakeBackend())) as service:
@@ -204,13 +204,13 @@ def test_others_submit_meanwhile_and_no_number_is_given_twice():
     asyncio.run(main())
 
 
-def test_a_stop_in_the_middle_stores_all_or_nothing():
+def test_a_stop_during_a_large_submit_stores_all_or_nothing():
     async def main():
         store = MemoryStore()
         service = a_service(store, FakeBackend())
         await service.start()
         submitting = asyncio.create_task(service.submit([an_array(5 * CHUNK_SIZE)]))
-        await _begun(service)
+        await _first_chunk_known(service)
         await service.stop()
         try:
             await submitting
@@ -221,7 +221,7 @@ def test_a_stop_in_the_middle_stores_all_or_nothing():
     asyncio.run(main())
 
 
-def test_an_array_that_is_too_much_for_the_queue_is_refused_as_a_whole():
+def test_an_array_beyond_max_pending_is_refused_as_a_whole():
     async def main():
         service = a_service(MemoryStore(), FakeBackend(), profile={"max_pending": 2 * CHUNK_SIZE})
         async with alive(service):
@@ -239,7 +239,7 @@ def test_a_step_in_chunks_decides_like_a_whole_one_and_replays(tmp_path):
         log = DecisionLog(path, SchedulingConfig(), 0)
         async with alive(a_service(MemoryStore(), FakeBackend(), decision_log=log)) as service:
             await service.submit([an_array(3 * CHUNK_SIZE, at_most=7)])
-            await cancel_array(service, 1, "no more")
+            await cancel_array(service, 1, "cancelled")
 
     asyncio.run(main())
     result = replay(path)
@@ -253,11 +253,11 @@ def test_the_loop_stays_responsive_during_a_reconfiguration():
         service.controller.rebuild = lambda scheduling: Controller({"default": build_profile("default", queue="fifo")})
         async with alive(service):
             await service.submit([an_array(cpu="4")])
-            async with watched() as turns:
+            async with measure_iterations() as iterations:
                 await service.loop.commit([Reconfigured(SchedulingConfig())])
-            assert _is_in_parts(turns)
-            line = service.controller.queues["default"]
-            assert (line.profile.queue.name, len(line)) == ("fifo", COUNT - 1)
+            assert _has_no_long_iteration(iterations)
+            queue = service.controller.queues["default"]
+            assert (queue.profile.queue.name, len(queue)) == ("fifo", COUNT - 1)
             assert (await service.why(COUNT)).queue.position == COUNT - 1
 
     asyncio.run(main())

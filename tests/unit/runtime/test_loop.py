@@ -1,4 +1,4 @@
-"""Commit, then act: nothing is acknowledged, published or carried out before it is stored, and nothing stored is lost."""
+"""Commit, then act: nothing is acknowledged, published or sent to a backend before it is stored, and nothing stored is lost."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hodei.store.memory import MemoryStore
 from unit.runtime.harness import CallLog, FakeBackend, FakeClock, RecordingStore, a_service, alive, until
 
 
-def _instant(diary=None):
+def _instant(log=None):
     return InstantBackend("instant", [a_node("n1", 4, backend="instant")])
 
 
 def _hold_commits(store: RecordingStore) -> tuple[threading.Event, threading.Event]:
-    """Commits wait for the second event; the first one says that a commit has begun."""
-    writing, gate = threading.Event(), threading.Event()
+    """Commits set the first event and wait for the second."""
+    writing, release = threading.Event(), threading.Event()
 
     def hold() -> None:
         writing.set()
-        gate.wait(5)
+        release.wait(5)
 
     store.hold = hold
-    return writing, gate
+    return writing, release
 
 
 def test_a_submit_that_was_acknowledged_is_in_the_store():
@@ -50,59 +50,59 @@ def test_a_submit_is_not_acknowledged_while_the_store_is_still_writing():
     async def main():
         store = RecordingStore()
         async with alive(a_service(store, FakeBackend())) as service:
-            writing, gate = _hold_commits(store)
+            writing, release = _hold_commits(store)
             submitting = asyncio.create_task(service.submit([a_job_spec()]))
             await until(writing.is_set)
             assert not submitting.done()
             assert store.job(1) is None
-            gate.set()
+            release.set()
             assert (await submitting).ids == (1,)
 
     asyncio.run(main())
 
 
-def test_a_run_is_ordered_only_after_it_was_committed_and_forgotten_only_after_its_end_was():
+def test_a_run_is_started_after_its_commit_and_forgotten_after_the_commit_of_its_end():
     async def main():
-        diary = CallLog()
-        backend = FakeBackend(diary=diary)
-        async with alive(a_service(RecordingStore(diary), backend)) as service:
+        log = CallLog()
+        backend = FakeBackend(log=log)
+        async with alive(a_service(RecordingStore(log), backend)) as service:
             await service.submit([a_job_spec() for _ in range(3)])
-            await until(lambda: sum(len(which) for what, which in diary.lines if what == "start") == 3)
-            backend.say(*(RunObserved(f"{id}.0.1", "succeeded", NOW_MS, 0) for id in (1, 2, 3)))
+            await until(lambda: sum(len(argument) for kind, argument in log.calls if kind == "start") == 3)
+            backend.report(*(RunObserved(f"{id}.0.1", "succeeded", NOW_MS, 0) for id in (1, 2, 3)))
             for id in (1, 2, 3):
                 assert (await service.wait(id, 5000)).state == "succeeded"
-            await until(lambda: any(what == "forget" for what, _ in diary.lines))
+            await until(lambda: any(kind == "forget" for kind, _ in log.calls))
         placed, ended = set(), set()
-        for what, which in diary.lines:
-            if what == "commit":
-                runs = [save.run for save in which if isinstance(save, SaveRun)]
+        for kind, argument in log.calls:
+            if kind == "commit":
+                runs = [save.run for save in argument if isinstance(save, SaveRun)]
                 placed |= {run.id for run in runs}
                 ended |= {run.id for run in runs if run.state == "succeeded"}
-            elif what == "start":
-                assert placed >= set(which)
-            elif what == "forget":
-                assert ended >= set(which)
+            elif kind == "start":
+                assert placed >= set(argument)
+            elif kind == "forget":
+                assert ended >= set(argument)
 
     asyncio.run(main())
 
 
 def test_all_saves_of_one_step_are_one_commit():
     async def main():
-        diary = CallLog()
-        async with alive(a_service(RecordingStore(diary), FakeBackend(diary=diary))) as service:
+        log = CallLog()
+        async with alive(a_service(RecordingStore(log), FakeBackend(log=log))) as service:
             await service.submit([a_job_spec() for _ in range(4)])
-        commits = [which for what, which in diary.lines if what == "commit"]
-        (whole,) = [saves for saves in commits if any(isinstance(save, SaveJob) for save in saves)]
-        assert sum(isinstance(save, SaveJob) and save.new for save in whole) == 4
-        assert sum(isinstance(save, SaveRun) and save.new for save in whole) == 4
+        commits = [argument for kind, argument in log.calls if kind == "commit"]
+        (saves_of_step,) = [saves for saves in commits if any(isinstance(save, SaveJob) for save in saves)]
+        assert sum(isinstance(save, SaveJob) and save.new for save in saves_of_step) == 4
+        assert sum(isinstance(save, SaveRun) and save.new for save in saves_of_step) == 4
 
     asyncio.run(main())
 
 
 def test_a_store_outage_delays_everything_and_loses_nothing():
     async def main():
-        diary = CallLog()
-        store = RecordingStore(diary)
+        log = CallLog()
+        store = RecordingStore(log)
         async with alive(a_service(store, _instant())) as service:
             store.errors = [Unavailable("disk full"), Unavailable("disk full")]
             answer = await service.submit([a_job_spec() for _ in range(5)])
@@ -120,7 +120,7 @@ def test_a_stop_during_an_outage_acknowledges_nothing_and_fails_all_callers():
         service = a_service(store, FakeBackend())
         await service.start()
         assert await service.until_ready(5)
-        store.errors = [Unavailable("gone")] * 1000
+        store.errors = [Unavailable("disk full")] * 1000
         submitting = asyncio.create_task(service.submit([a_job_spec()]))
         await until(lambda: len(store.errors) < 1000)
         async with asyncio.timeout(10):
@@ -153,7 +153,7 @@ def test_a_loop_whose_store_was_taken_over_stops_and_refuses():
     asyncio.run(main())
 
 
-def test_the_same_key_twice_is_once_and_with_another_body_a_conflict():
+def test_a_repeated_key_creates_no_second_job_and_with_another_body_is_a_conflict():
     async def main():
         store = RecordingStore()
         async with alive(a_service(store, FakeBackend())) as service:
@@ -169,7 +169,7 @@ def test_the_same_key_twice_is_once_and_with_another_body_a_conflict():
     asyncio.run(main())
 
 
-def test_the_same_key_many_times_at_once_is_once():
+def test_concurrent_requests_with_one_key_create_one_job():
     async def main():
         store = RecordingStore()
         async with alive(a_service(store, FakeBackend())) as service:
@@ -188,13 +188,13 @@ def test_a_repeated_key_after_a_cancelled_call_gives_the_same_job():
     async def main():
         store = RecordingStore()
         async with alive(a_service(store, FakeBackend())) as service:
-            writing, gate = _hold_commits(store)
-            impatient = asyncio.create_task(service.submit([a_job_spec()], key="k", fingerprint="f"))
+            writing, release = _hold_commits(store)
+            first = asyncio.create_task(service.submit([a_job_spec()], key="k", fingerprint="f"))
             await until(writing.is_set)
-            impatient.cancel()
+            first.cancel()
             again = asyncio.create_task(service.submit([a_job_spec()], key="k", fingerprint="f"))
-            await asyncio.sleep(0)  # the second call is on its way
-            gate.set()
+            await asyncio.sleep(0)  # the second call has started
+            release.set()
             assert (await again).ids == (1,)
             assert store.job(2) is None
             assert service.ready
@@ -209,7 +209,7 @@ def test_wait_returns_at_the_end_or_the_timeout():
             await service.submit([a_job_spec()])
             assert (await service.wait(1, 20)).state == "scheduled"
             waiting = asyncio.create_task(service.wait(1, 5000))
-            backend.say(RunObserved("1.0.1", "failed", NOW_MS, 7))
+            backend.report(RunObserved("1.0.1", "failed", NOW_MS, 7))
             found = await waiting
             assert (found.state, found.exit_code) == ("failed", 7)
             assert (await service.wait(1, 5000)).state == "failed"
@@ -229,7 +229,7 @@ def test_cancel_hold_release_and_requeue_are_visible_when_they_return():
             for refused in (service.cancel(3), service.hold(1), service.release(1), service.requeue(2)):
                 with pytest.raises(Conflict):
                     await refused
-            backend.say(RunObserved("1.0.1", "failed", NOW_MS, 1))
+            backend.report(RunObserved("1.0.1", "failed", NOW_MS, 1))
             assert (await service.wait(1, 5000)).state == "failed"
             again = await service.requeue(1)
             assert (again.state, again.failures) == ("pending", 0)
@@ -242,15 +242,15 @@ def test_a_restart_restores_stored_jobs_and_active_runs():
         store, backend = RecordingStore(), FakeBackend()
         async with alive(a_service(store, backend)) as service:
             await service.submit([a_job_spec(cpu="3"), a_job_spec(cpu="3")])
-            await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
-            backend.say(RunObserved("1.0.1", "running", NOW_MS))
+            await until(lambda: ("start", ["1.0.1"]) in backend.log.calls)
+            backend.report(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: store.job(1).state == "running")
             await service.override_node(NodeOverridden("n1", labels={"seen": "yes"}))
         second, later = RecordingStore(of=store), FakeBackend()
-        later.remembers = {"1.0.1": RunObserved("1.0.1", "succeeded", NOW_MS, 0)}
+        later.known_runs = {"1.0.1": RunObserved("1.0.1", "succeeded", NOW_MS, 0)}
         async with alive(a_service(second, later)) as service:
             assert (await service.wait(1, 5000)).state == "succeeded"
-            await until(lambda: ("start", ["2.0.1"]) in later.diary.lines)
+            await until(lambda: ("start", ["2.0.1"]) in later.log.calls)
             assert service.nodes()[0].node.labels["seen"] == "yes"
             assert (await service.submit([a_job_spec()])).ids == (3,)
 
@@ -282,27 +282,27 @@ def test_events_reach_a_subscriber_after_the_commit_and_in_order():
         async with alive(a_service(store, _instant())) as service:
             reader = service.event_hub.subscribe()
             await service.submit([a_job_spec()])
-            heard = []
+            received = []
             async for event in reader:
                 assert store.events(after=event.seq - 1, limit=1)[0] == event
-                heard.append(event.kind)
+                received.append(event.kind)
                 if event.kind == "job.ended":
                     break
-            assert heard == ["job.submitted", "job.scheduled", "job.started", "run.ended", "job.ended"]
+            assert received == ["job.submitted", "job.scheduled", "job.started", "run.ended", "job.ended"]
             reader.close()
 
     asyncio.run(main())
 
 
-def test_a_wakeup_comes_when_a_pause_is_over():
+def test_a_retry_starts_when_its_pause_is_over():
     async def main():
         clock, backend = FakeClock(), FakeBackend()
         async with alive(a_service(RecordingStore(), backend, clock=clock)) as service:
             await service.submit([a_job_spec(retries=1)])
-            backend.say(RunObserved("1.0.1", "failed", NOW_MS, 1))
+            backend.report(RunObserved("1.0.1", "failed", NOW_MS, 1))
             await until(lambda: service.store.job(1).state == "pending")
             clock.ms += 5000
             service.loop.enqueue([])
-            await until(lambda: ("start", ["1.0.2"]) in backend.diary.lines)
+            await until(lambda: ("start", ["1.0.2"]) in backend.log.calls)
 
     asyncio.run(main())

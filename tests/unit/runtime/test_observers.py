@@ -21,18 +21,18 @@ class Recorder:
 
     def __getattr__(self, name):
         if name.startswith("on_"):
-            return lambda *given: self.calls.append((name, given[0].id if len(given) > 1 else given[0].kind))
+            return lambda *args: self.calls.append((name, args[0].id if len(args) > 1 else args[0].kind))
         raise AttributeError(name)
 
 
 def _run(*sinks, saves=(), timeout_s=DEADLINE_S):
     registry = CollectorRegistry()
-    them = Observers(registry)
+    registered = Observers(registry)
     for number, sink in enumerate(sinks):
-        them.add_sink(f"s{number}", sink)
+        registered.add_sink(f"s{number}", sink)
     for step in saves:
-        them.publish(step)
-    asyncio.run(them.close(timeout_s))
+        registered.publish(step)
+    asyncio.run(registered.close(timeout_s))
     return registry
 
 
@@ -66,14 +66,14 @@ def test_a_sink_that_raises_is_counted_and_others_continue():
 def test_a_sink_that_hangs_drops_events_and_delays_neither_the_publisher_nor_the_shutdown(monkeypatch):
     monkeypatch.setattr(observers, "MAX_SAVES", 2)
     monkeypatch.setattr(observers.SinkThread.__init__, "__defaults__", (2,))
-    free = threading.Event()
+    release = threading.Event()
 
     class Hanging:
         def on_event(self, event):
-            free.wait()
+            release.wait()
 
     registry = _run(Hanging(), saves=[[a_record(number)] for number in range(1, 11)], timeout_s=0.05)
-    free.set()
+    release.set()
     assert registry.get_sample_value("hodei_sink_dropped_total", {"sink": "s0"}) >= 8
 
 
@@ -89,9 +89,9 @@ def test_a_failing_collector_is_left_out_of_the_scrape():
             raise RuntimeError("no")
 
     async def scrape():
-        them = Observers(CollectorRegistry())
-        them.add_collector("bad", Broken())
-        them.add_collector("process", observers.ProcessMetrics())
-        return await them.collect()
+        registered = Observers(CollectorRegistry())
+        registered.add_collector("bad", Broken())
+        registered.add_collector("process", observers.ProcessMetrics())
+        return await registered.collect()
 
     assert b"process_" in asyncio.run(scrape())

@@ -17,7 +17,7 @@ from unit.runtime.harness import FakeBackend, RecordingStore, a_service, alive, 
 
 
 class FullStore(RecordingStore):
-    """Takes nothing while it is `full`."""
+    """Refuses every commit while it is `full`."""
 
     full = False
     tried = 0
@@ -31,7 +31,7 @@ class FullStore(RecordingStore):
 
 @contextmanager
 def a_client():
-    """What is done inside is done on behalf of a client."""
+    """Calls inside are made on behalf of a client."""
     before = CALLER.set(Caller(AuditEntry(NOW_MS, "ada", "user", "jobs.submit")))
     try:
         yield
@@ -54,7 +54,7 @@ def test_a_client_gets_write_pending_and_its_request_is_carried_out_once(key):
                 async with asyncio.timeout(2):
                     await _submit(service, key)
             assert first.value.code == "WRITE_PENDING"
-            with pytest.raises(Unavailable) as second:  # by now it is known before
+            with pytest.raises(Unavailable) as second:  # the outage is known by now
                 async with asyncio.timeout(2):
                     await _submit(service, key)
             assert second.value.code == ("WRITE_PENDING" if key else "UNAVAILABLE")
@@ -99,7 +99,7 @@ def test_a_repeated_request_at_the_end_of_the_first_does_not_block_the_server():
             await done
             service._submissions["k"] = done
             asyncio.get_running_loop().call_soon(service._release_key, "k", done)
-            # Without this the test would never end: the event loop would have no other turn.
+            # Without this a regression would block the event loop and the test forever.
             rescue = threading.Timer(5, service._submissions.clear)
             rescue.start()
             submitted = await _submit(service, "k")
@@ -132,10 +132,10 @@ def test_internal_commits_wait_for_the_store():
         store = FullStore()
         async with alive(a_service(store, FakeBackend())) as service:
             store.full = True
-            making = asyncio.create_task(service.submit([a_job_spec("one", user="ada")], key="k"))
+            submitting = asyncio.create_task(service.submit([a_job_spec("one", user="ada")], key="k"))
             await until(lambda: store.tried > 1)
-            assert not making.done()
+            assert not submitting.done()
             store.full = False
-            assert (await making).ids == (1,)
+            assert (await submitting).ids == (1,)
 
     asyncio.run(main())

@@ -17,15 +17,15 @@ def test_a_start_without_an_answer_is_shown_as_in_doubt(monkeypatch):
 
     async def main():
         clock, backend = FakeClock(), FakeBackend()
-        backend.refuse = {"1.0.1": BackendError("who knows", code=IN_DOUBT)}
+        backend.refuse = {"1.0.1": BackendError("no answer", code=IN_DOUBT)}
         async with alive(a_service(RecordingStore(), backend, clock=clock)) as service:
             await service.submit([a_job_spec()])
             assert (await service.why(1)).code == "PLACED"
             await until(lambda: service.backend_manager.binder.is_in_doubt("1.0.1"))
             clock.ms += 3000
-            said = await service.why(1)
-            assert (said.code, said.status) == ("START_IN_DOUBT", "placed")
-            assert "backend obedient has not answered yet" in said.summary
+            answer = await service.why(1)
+            assert (answer.code, answer.status) == ("START_IN_DOUBT", "placed")
+            assert "backend fake has not answered yet" in answer.summary
             backend.refuse = {}
             await until(lambda: not service.backend_manager.binder.is_in_doubt("1.0.1"))
             assert (await service.why(1)).code == "PLACED"

@@ -35,7 +35,7 @@ class LiveApp:
         self.roles = dict(ROLES)
         self.tokens = Tokens(self._entries())
         self.store, self.clock = MemoryStore(), FakeClock()
-        self.backend = FakeBackend(nodes=[a_node("n1", 4, backend="obedient")])
+        self.backend = FakeBackend(nodes=[a_node("n1", 4, backend="fake")])
         self.backend.capabilities = Capabilities(checkpoint=True)
         self.service = a_service(self.store, self.backend, clock=self.clock, accounts=accounts)
         self.run(self._start())

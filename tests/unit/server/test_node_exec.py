@@ -106,7 +106,7 @@ def test_a_run_that_is_not_known_any_more_is_stopped_only_by_its_owner_and_after
     id = _a_running_job(live)
     live.runs_go_on()
     orders = []
-    live.service.backend_manager.orphans[f"{id}.0.9"] = "obedient"
+    live.service.backend_manager.orphans[f"{id}.0.9"] = "fake"
     live.service.backend_manager.binder.act = lambda stops: orders.append((list(stops), _rows(live, "jobs.cancel")))
     assert live.refused("bo", "POST", f"/jobs/{id}/cancel") == "NOT_OWNER"
     assert orders == []
@@ -119,7 +119,7 @@ def test_a_run_that_is_not_known_any_more_is_stopped_only_by_its_owner_and_after
 def test_a_backend_that_cannot_answers_501_with_what_to_do_instead(live: LiveApp):
     got = live.ask("root", "POST", "/nodes/n1/execute", ASKED)
     assert (got.status, got.code) == (501, "BACKEND_CANNOT")
-    assert "backend obedient (obedient) cannot run a command on a node" in got.json["message"]
+    assert "backend fake (fake) cannot run a command on a node" in got.json["message"]
     assert got.json["hint"]
 
 
