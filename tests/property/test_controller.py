@@ -7,6 +7,7 @@ from hypothesis import given, note
 
 from hodei.control.explain import why as explain
 from hodei.model.facts import JobCancelled, RunObserved
+from hodei.model.job import Move
 from property import reference_rules as naive
 from property.auditor import ENDED_JOB
 from property.clusters import specs
@@ -44,8 +45,8 @@ def _no_pending_job_could_start(random_run: RandomRun) -> None:
     auditor, used = random_run.auditor, random_run.used()
     for job in auditor.jobs.values():
         if job.state == "pending" and job.not_before_ms <= random_run.now_ms:
-            how, *names = job.move.split(" ")  # a migrating job leaves these nodes, or goes to that one
-            nodes = [node for node in auditor.nodes() if not how or (node.name in names) == (how == "to")]
+            move = job.move or Move()
+            nodes = [node for node in auditor.nodes() if node.name not in move.off and move.to in ("", node.name)]
             assert not naive.can_start(job.spec, nodes, used), f"job {job.id} waits although it could start"
 
 

@@ -62,7 +62,7 @@ def _minute(minute: int) -> str:
 
 
 def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
-    spec = apply_escalation(job.spec, job.escalation_state) if job.escalation_state else job.spec
+    spec = apply_escalation(job.spec, job.escalation_state)
     tasks = spec.tasks
     return JobView(
         job.id,

@@ -6,28 +6,11 @@ in memory has them applied while the job is pending.
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import Struct, structs
 
-from hodei.model.job import PRIORITY_CLASSES, RELAXABLE_RULES, JobSpec, RelaxableRule
+from hodei.model.job import PRIORITY_CLASSES, RELAXABLE_RULES, EscalationState, JobSpec, RelaxableRule
 
 _RULE_TEXTS = {"spread": "its spread rule", "topology": "its gang topology rule", "backend": "its choice of backends"}
-
-
-class EscalationState(Struct, frozen=True, omit_defaults=True):
-    """The changes and their times; "", 0 and () for none. `cause`: why the job moved to another profile."""
-
-    profile: str = ""
-    profile_before: str = ""
-    moved_ms: int = 0
-    cause: str = ""
-    priority: int = -1
-    priority_before: int = -1
-    promoted_ms: int = 0
-    rules: tuple[RelaxableRule, ...] = ()
-    relaxed_ms: int = 0
-    failed_on: tuple[str, ...] = ()
-    failed_ms: int = 0
 
 
 class EscalationStep(Struct, frozen=True, omit_defaults=True):
@@ -37,23 +20,8 @@ class EscalationStep(Struct, frozen=True, omit_defaults=True):
     at_ms: int = 0
 
 
-_NONE = EscalationState()
-_decode = msgspec.json.Decoder(EscalationState).decode
-
-
-def decode_escalation(text: str) -> EscalationState:
-    return _decode(text) if text else _NONE
-
-
-def encode_escalation(escalation: EscalationState) -> str:
-    return msgspec.json.encode(escalation).decode()
-
-
-def apply_escalation(spec: JobSpec, text: str) -> JobSpec:
-    """The spec with the changes applied. Idempotent."""
-    if not text:
-        return spec
-    escalation = decode_escalation(text)
+def apply_escalation(spec: JobSpec, escalation: EscalationState) -> JobSpec:
+    """The spec with the changes applied; the same object without any. Idempotent."""
     if escalation.profile:
         spec = structs.replace(spec, profile=escalation.profile)
     if escalation.priority >= 0:
@@ -93,9 +61,9 @@ def priority_class_name(priority: int) -> str:
     return next((name for name, value in PRIORITY_CLASSES.items() if value == priority), str(priority))
 
 
-def escalation_steps(spec: JobSpec, text: str) -> tuple[EscalationStep, ...]:
+def escalation_steps(spec: JobSpec, escalation: EscalationState) -> tuple[EscalationStep, ...]:
     """All changes to a job, oldest first."""
-    escalation, out = decode_escalation(text), list[EscalationStep]()
+    out = list[EscalationStep]()
     if spec.routed_by:
         came_to = escalation.profile_before or spec.profile
         out.append(EscalationStep(f"routed to profile {came_to} by {spec.routed_by}"))

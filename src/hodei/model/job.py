@@ -75,7 +75,7 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-# Measures that a job allows if it waits too long. What was done: `model.escalation_state`.
+# Measures that a job allows if it waits too long, and what was done.
 
 
 RelaxableRule = Literal["spread", "topology", "backend"]
@@ -90,6 +90,25 @@ class Escalation(Struct, frozen=True, omit_defaults=True):
     relax_after_ms: int = 0
     promote_after_ms: int = 0
     promote_to: int = 0
+
+
+class EscalationState(Struct, frozen=True, omit_defaults=True, gc=False):
+    """What was changed, and when; "", 0 and () for nothing. `cause`: why the job moved to another profile."""
+
+    profile: str = ""
+    profile_before: str = ""
+    moved_ms: int = 0
+    cause: str = ""
+    priority: int = -1
+    priority_before: int = -1
+    promoted_ms: int = 0
+    rules: tuple[RelaxableRule, ...] = ()
+    relaxed_ms: int = 0
+    failed_on: tuple[str, ...] = ()
+    failed_ms: int = 0
+
+
+NOT_ESCALATED = EscalationState()
 
 
 # Health checks of a run: the method, the interval, and the number of failures that stops it.
@@ -387,13 +406,23 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
         raise IndexError(member)
 
 
+class Move(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Where a migrating job may be placed: on the node `to`, or on any but those in `off`."""
+
+    to: NodeName = ""
+    off: tuple[NodeName, ...] = ()
+
+    def __str__(self) -> str:
+        return f"to {self.to}" if self.to else f"off {' '.join(self.off)}"
+
+
 class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     """A job and its state. `reason` is for people, `reason_code` is stable; `version` counts changes. `nodes`: where
     its latest attempt was placed (the first twenty names, separated by spaces). Attempts since `first_attempt` make up
     the current gang: members that joined or were replaced have later ones. `escalation_state`: what was changed while
     it waited (`model.escalation_state`). `failure`: the class of its latest failure (`model.outcome`). `move`: a
-    migration until it is placed again: "off" the named nodes, or "to" one. `last_preemption`: while it waits again
-    after a preemption or reclaim, the text of that stop."""
+    migration, until it is placed again. `last_preemption`: while it waits again after a preemption or reclaim, the text
+    of that stop."""
 
     id: JobId
     spec: JobSpec
@@ -419,8 +448,8 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     version: int = 1
     failure: str = ""
     suspend_requested: bool = False
-    move: str = ""
-    escalation_state: str = ""
+    move: Move | None = None
+    escalation_state: EscalationState = NOT_ESCALATED
     last_preemption: str = ""
 
 

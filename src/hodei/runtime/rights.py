@@ -17,7 +17,6 @@ from hodei.model.audit import AuditEntry
 from hodei.model.cron import Periodic
 from hodei.model.effects import Save, SaveAudit, SaveKey, SavePeriodic
 from hodei.model.errors import NotPermitted
-from hodei.model.escalation_state import decode_escalation
 from hodei.model.facts import EventNoted, Fact, JobReleased, JobRequeued, JobSubmitted, ReservationMade
 from hodei.model.job import Job, JobSpec
 
@@ -192,7 +191,7 @@ class Rights:
 
 def _as_submitted(job: Job) -> JobSpec:
     """Without promotions by the escalation rules."""
-    before = decode_escalation(job.escalation_state).priority_before if job.escalation_state else -1
+    before = job.escalation_state.priority_before
     return structs.replace(job.spec, priority=before) if before >= 0 else job.spec
 
 

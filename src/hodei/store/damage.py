@@ -23,7 +23,6 @@ from msgspec import Struct
 from hodei.model.audit import RECORD_DAMAGED
 from hodei.model.effects import Event
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation_state import decode_escalation
 from hodei.model.ids import JobId, run_id
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, TaskSpec
 from hodei.store import rows
@@ -258,12 +257,11 @@ def _good_fields(of: type[Struct], raw: Mapping[str, Any]) -> tuple[dict[str, An
             continue
         value = bool(raw[name]) if hints[name] is bool and raw[name] in (0, 1) else raw[name]
         try:
-            good[name] = msgspec.convert(value, hints[name])
+            decode = rows.JOB_TREES.get(name) if of is Job else None
+            good[name] = msgspec.convert(value, hints[name]) if decode is None else decode(value)
             largest = rows.LAST_MS if name.endswith("_ms") else 2**63 - 1
             if type(value) is int and name != "exit_code" and not 0 <= value <= largest:
                 raise ValueError("out of range")
-            if name == "escalation_state" and value:
-                decode_escalation(str(value))
         except UNREADABLE:
             good.pop(name, None)
             bad.add(name)

@@ -17,10 +17,9 @@ from msgspec import Meta, Struct
 from hodei.model.audit import AuditEntry
 from hodei.model.cron import Periodic
 from hodei.model.effects import Event, SaveKey
-from hodei.model.escalation_state import decode_escalation
 from hodei.model.ids import run_id
 from hodei.model.interning import SpecInterner
-from hodei.model.job import Decision, Job, JobSpec, JobState, Run
+from hodei.model.job import NOT_ESCALATED, Decision, EscalationState, Job, JobSpec, JobState, Move, Run
 from hodei.model.node import Grant, NodeOverrides
 from hodei.model.outcome import StopReason
 from hodei.model.reservation import Reservation
@@ -39,7 +38,7 @@ RUN = (*RUN_STATUS, "decision", "grant", "kind")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
 KEY = ("key", "fingerprint", "jobs", "at_ms")
 
-_ESCALATION = JOB_STATUS.index("escalation_state")
+_MOVE, _ESCALATION = JOB_STATUS.index("move"), JOB_STATUS.index("escalation_state")
 _STATE = JOB_STATUS.index("state")
 _JOB_STATES = frozenset(get_args(JobState))
 _JOB_TYPES = get_type_hints(Job)
@@ -58,13 +57,14 @@ _SHARED = tuple(
 )  # fmt: skip
 _MAX_SPECS = 1024
 
-job_status = attrgetter(*JOB_STATUS)
-job_row = attrgetter(*JOB_STATUS, "spec.project", "spec.user", "spec.name")
+_job_status = attrgetter(*JOB_STATUS)
 _run_head = attrgetter(*RUN_STATUS[:-1])
 _event_head = attrgetter(*EVENT[:-1])
 
 _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(JobSpec).decode
+_decode_move = msgspec.json.Decoder(Move).decode
+_decode_escalation = msgspec.json.Decoder(EscalationState).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_grant = msgspec.json.Decoder(Grant).decode
 _decode_stop_reason = msgspec.json.Decoder(StopReason).decode
@@ -137,9 +137,32 @@ def _values(row: Row) -> list[Any]:
         raise ValueError("a number out of range")
     for flag in _FLAGS:
         values[flag] = bool(values[flag])
-    if values[_ESCALATION]:
-        decode_escalation(values[_ESCALATION])
+    values[_MOVE] = _move_from(values[_MOVE])
+    values[_ESCALATION] = _escalation_from(values[_ESCALATION])
     return values
+
+
+def _move_from(column: str) -> Move | None:
+    return _decode_move(column) if column else None
+
+
+def _escalation_from(column: str) -> EscalationState:
+    return _decode_escalation(column) if column else NOT_ESCALATED
+
+
+JOB_TREES: dict[str, Callable[[Any], Any]] = {"move": _move_from, "escalation_state": _escalation_from}
+
+
+def job_status(job: Job) -> list[Any]:
+    """The columns of JOB_STATUS."""
+    values = list(_job_status(job))
+    values[_MOVE] = "" if job.move is None else text(job.move)
+    values[_ESCALATION] = "" if job.escalation_state == NOT_ESCALATED else text(job.escalation_state)
+    return values
+
+
+def job_row(job: Job) -> list[Any]:
+    return [*job_status(job), job.spec.project, job.spec.user, job.spec.name]
 
 
 def job_from(row: Row) -> Job:

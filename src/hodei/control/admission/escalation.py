@@ -14,15 +14,12 @@ from msgspec import Struct, structs
 from hodei.control.state import ClusterState, Timers
 from hodei.engine.view import Gang
 from hodei.model.escalation_state import (
-    EscalationState,
-    decode_escalation,
-    encode_escalation,
     next_priority_class,
     priority_class_name,
     relax,
     relaxable_rules,
 )
-from hodei.model.job import Job, JobSpec, RelaxableRule
+from hodei.model.job import EscalationState, Job, JobSpec, RelaxableRule
 from hodei.model.resources import format_duration
 
 if TYPE_CHECKING:
@@ -111,7 +108,7 @@ class Escalations:
 
     def backend_failed(self, job: Job, backends: Collection[str], now_ms: int) -> Job:
         """The job could not be started on these backends, or was lost: from now on it prefers the others of the chain."""
-        before = decode_escalation(job.escalation_state)
+        before = job.escalation_state
         new = [name for name in self._chain if name in backends and name not in before.failed_on]
         if not new:
             return job
@@ -133,11 +130,7 @@ class Escalations:
         return bool(policy.relax_after_ms or policy.promote_after_ms)
 
     def _next_for(self, job: Job, now_ms: int) -> int | None:
-        policy, escalation, since = (
-            self._for(job.spec),
-            decode_escalation(job.escalation_state),
-            job.queued_ms or job.submitted_ms,
-        )
+        policy, escalation, since = self._for(job.spec), job.escalation_state, job.queued_ms or job.submitted_ms
         due = []
         if policy.relax_after_ms and relaxable_rules(job.spec, policy.relax):
             due.append(since + policy.relax_after_ms)
@@ -190,13 +183,13 @@ class Escalations:
         rules = relaxable_rules(job.spec, policy.relax) if policy.relax_after_ms else ()
         if rules and since + policy.relax_after_ms <= now_ms:
             job = self._relax(job, rules, now_ms)
-        promoted_ms = max(since, decode_escalation(job.escalation_state).promoted_ms)
+        promoted_ms = max(since, job.escalation_state.promoted_ms)
         if policy.promote_after_ms and promoted_ms + policy.promote_after_ms <= now_ms:
             job = self._promote(job, policy.promote_to, now_ms)
         return self._fall_back(job, gang, since, now_ms)
 
     def _relax(self, job: Job, rules: tuple[RelaxableRule, ...], now_ms: int) -> Job:
-        before = decode_escalation(job.escalation_state)
+        before = job.escalation_state
         escalation = structs.replace(before, rules=(*before.rules, *rules), relaxed_ms=now_ms)
         cause = f"it has waited for {_waited(job, now_ms)}"
         self._cluster.emit("job.relaxed", now_ms, job=job.id, rules=list(rules), cause=cause)
@@ -206,7 +199,7 @@ class Escalations:
         priority = next_priority_class(job.spec.priority, cap)
         if priority == job.spec.priority:
             return job
-        before = decode_escalation(job.escalation_state)
+        before = job.escalation_state
         first = before.priority_before if before.priority_before >= 0 else job.spec.priority
         escalation = structs.replace(before, priority=priority, priority_before=first, promoted_ms=now_ms)
         self._cluster.emit(
@@ -219,7 +212,7 @@ class Escalations:
         fallback = self._open_fallback(job)
         if fallback is None:
             return job
-        since_ms = max(since_ms, decode_escalation(job.escalation_state).moved_ms)
+        since_ms = max(since_ms, job.escalation_state.moved_ms)
         if fallback.after_ms and since_ms + fallback.after_ms <= now_ms:
             cause = f"it has waited there for {format_duration((now_ms - since_ms) // 1000 * 1000)}"
         elif now_ms - since_ms >= _NODES_JOIN_MS and self._is_impossible(job, gang):
@@ -230,7 +223,7 @@ class Escalations:
 
     def _move(self, job: Job, to: str, cause: str, now_ms: int) -> Job:
         """The job in another profile."""
-        before, here = decode_escalation(job.escalation_state), job.spec.profile
+        before, here = job.escalation_state, job.spec.profile
         escalation = structs.replace(
             before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=cause
         )
@@ -250,7 +243,7 @@ class Escalations:
 
     def _changed(self, job: Job, spec: JobSpec, escalation: EscalationState, now_ms: int) -> Job:
         # Its queue is found by the spec, so that the caller dequeues the job as it was before.
-        return self._cluster.change_job(job, now_ms, spec=spec, escalation_state=encode_escalation(escalation))
+        return self._cluster.change_job(job, now_ms, spec=spec, escalation_state=escalation)
 
 
 def _waited(job: Job, now_ms: int) -> str:

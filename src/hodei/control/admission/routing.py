@@ -276,9 +276,8 @@ class ProfileRouter:
 
     def restore(self, job: Job) -> Job:
         """A stored job with its escalations applied."""
-        return (
-            structs.replace(job, spec=apply_escalation(job.spec, job.escalation_state)) if job.escalation_state else job
-        )
+        spec = apply_escalation(job.spec, job.escalation_state)
+        return job if spec is job.spec else structs.replace(job, spec=spec)
 
     def wake(self, triggers: Collection[Trigger], now_ms: int) -> Collection[str]:
         """Wake the gangs that a trigger may unblock. Returns the queues that are retried because time has passed."""

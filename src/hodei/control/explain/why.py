@@ -42,7 +42,7 @@ from hodei.model.explanation import (
     Status,
 )
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, Run
+from hodei.model.job import JOB_ENDED, NOT_ESCALATED, RUN_ENDED, Job, JobSpec, Run
 from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_time
 
@@ -161,7 +161,7 @@ def plan(
             engine.withdraw(gang, placements)
     engine.runner.take_faults()
     return [
-        structs.replace(each, escalation_steps=escalation_steps(spec, ""))
+        structs.replace(each, escalation_steps=escalation_steps(spec, NOT_ESCALATED))
         for each, spec in zip(out, specs, strict=True)
     ]
 

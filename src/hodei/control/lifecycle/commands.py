@@ -24,7 +24,7 @@ from hodei.model.facts import (
     JobWithdrawn,
 )
 from hodei.model.ids import JobId
-from hodei.model.job import JOB_ENDED
+from hodei.model.job import JOB_ENDED, NOT_ESCALATED
 from hodei.model.outcome import StopReason
 
 # The facts that `UserCommands` applies.
@@ -80,7 +80,7 @@ class UserCommands:
         elif fact.record is not None and fact.record.state in JOB_ENDED:
             self._dependencies.note(fact.dependency_statuses)
             # The job starts as the user submitted it, without escalations.
-            submitted = structs.replace(fact.record, escalation_state="")
+            submitted = structs.replace(fact.record, escalation_state=NOT_ESCALATED)
             self._lifecycle.requeue(submitted, now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
     def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
@@ -102,7 +102,7 @@ class UserCommands:
         if job is not None and job.state == "pending":
             self._cluster.dequeue(job)
             # A held job is not being moved any more: after its release it may go anywhere.
-            self._cluster.change_job(job, now_ms, to="held", reason_code=code, reason=reason, move="")
+            self._cluster.change_job(job, now_ms, to="held", reason_code=code, reason=reason, move=None)
             self._cluster.emit(event, now_ms, job=id)
 
     def _release(self, id: JobId, now_ms: int) -> None:

@@ -373,7 +373,7 @@ class JobLifecycle:
         ended = self._cluster.change_job(
             job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=finished_ms, exit_code=exit_code,
             failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
-            failure=failure_class(code) if state == "failed" else "", suspend_requested=False, move="", last_preemption="",
+            failure=failure_class(code) if state == "failed" else "", suspend_requested=False, move=None, last_preemption="",
         )  # fmt: skip
         self._gangs.release(job.id)
         self._cluster.emit(
@@ -425,7 +425,7 @@ class JobLifecycle:
             not_before_ms=now_ms + pause_ms if pause_ms else 0,
             queued_ms=now_ms if job.attempt or not job.spec.after.of else 0, started_ms=0, finished_ms=0,
             exit_code=None, suspend_requested=False, failure="" if fresh else failure_class(code) or job.failure, nodes="",
-            move="" if suspended or fresh else job.move,
+            move=None if suspended or fresh else job.move,
         )  # fmt: skip
         self._gangs.release(job.id)
         self._cluster.drop_runs(job.id)

@@ -25,7 +25,7 @@ from hodei.engine.preemption.victims import NO_PARTS, Place
 from hodei.engine.view import Gang
 from hodei.model.facts import JobMigrated, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job import Job, TaskSpec
+from hodei.model.job import Job, Move, TaskSpec
 from hodei.model.node import Node, NodeOverrides
 from hodei.model.outcome import StopReason
 from hodei.model.resources import format_resources
@@ -112,14 +112,14 @@ class Relocation:
         job = self._cluster.jobs.get(fact.job)
         if job is None or not can_move(job):
             return
-        move = self._move(job, fact.to)
+        move = self._allowed_nodes(job, fact.to)
         places = self._trial(job, move, now_ms)
         if isinstance(places, str) and not fact.force:
             self._cluster.emit("job.migration_refused", now_ms, job=job.id, reason=places)
             return
-        self._cluster.emit("job.migrating", now_ms, job=job.id, move=move)
+        self._cluster.emit("job.migrating", now_ms, job=job.id, move=str(move))
         job = self._cluster.change_job(job, now_ms, move=move)
-        self._lifecycle.stop_all(job, StopReason("migrated", move), now_ms)
+        self._lifecycle.stop_all(job, StopReason("migrated", str(move)), now_ms)
         if not isinstance(places, str):
             self._hold(job.id, places)
         self._lifecycle.conclude(self._cluster.jobs[job.id], now_ms)
@@ -142,16 +142,13 @@ class Relocation:
 
     def refusal(self, job: Job, to: NodeName, now_ms: int) -> str:
         """Why no other node can take the job now; "" if one can. Nothing is changed."""
-        places = self._trial(job, self._move(job, to), now_ms)
+        places = self._trial(job, self._allowed_nodes(job, to), now_ms)
         return places if isinstance(places, str) else ""
 
-    def _move(self, job: Job, to: NodeName) -> str:
-        """The value of `Job.move`."""
-        if to:
-            return f"to {to}"
-        return "off " + " ".join(sorted({run.node for run in self._cluster.live_runs(job.id)}))
+    def _allowed_nodes(self, job: Job, to: NodeName) -> Move:
+        return Move(to) if to else Move(off=tuple(sorted({run.node for run in self._cluster.live_runs(job.id)})))
 
-    def _trial(self, job: Job, move: str, now_ms: int) -> list[Place] | str:
+    def _trial(self, job: Job, move: Move | None, now_ms: int) -> list[Place] | str:
         """Where the job fits in addition to everything that runs now, itself included; or why nowhere."""
         table = self._cluster.table
         table.settle()
@@ -201,7 +198,7 @@ class Relocation:
             job = self._cluster.jobs.get(id)
             if job is not None and job.move and job.state == "pending" and job.queued_ms + MOVE_TIMEOUT_MS <= now_ms:
                 self._cluster.dequeue(job)
-                job = self._cluster.change_job(job, now_ms, move="")
+                job = self._cluster.change_job(job, now_ms, move=None)
                 self._cluster.emit("job.migration_abandoned", now_ms, job=id)
                 self._cluster.enqueue(job, now_ms)
 
@@ -209,15 +206,10 @@ class Relocation:
         return self._timers.next_ms()
 
 
-def _apply_move(gang: Gang, move: str) -> None:
+def _apply_move(gang: Gang, move: Move | None) -> None:
     """Restrict a gang to what `Job.move` allows."""
-    if not move:
-        return
-    how, *names = move.split(" ")
-    if how == "to":
-        gang.moved_to = names[0]
-    else:
-        gang.moved_off = tuple(names)
+    if move is not None:
+        gang.moved_to, gang.moved_off = move.to, move.off
 
 
 def can_move(job: Job) -> bool:

@@ -127,7 +127,7 @@ def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: 
             reason_code="",
             reason="",
             not_before_ms=0,
-            move="",
+            move=None,
             last_preemption="",
             nodes=format_nodes(nodes),
         )

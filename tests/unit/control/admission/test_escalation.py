@@ -6,7 +6,7 @@ from builders import a_node
 from hodei.control.explain.why import why
 from hodei.model.affinity import SpreadRule, parse_selector
 from hodei.model.escalation_state import next_priority_class
-from hodei.model.job import BackendChoice, Escalation, GangRules
+from hodei.model.job import NOT_ESCALATED, BackendChoice, Escalation, GangRules
 from unit.control.configured import ConfiguredHarness
 from unit.control.harness import some_nodes
 
@@ -93,7 +93,7 @@ def test_a_job_requeued_by_its_user_starts_again_in_its_own_profile() -> None:
     harness.observe("1.0.1", "succeeded", 0)
     harness.step(JobRequeued(1, harness.jobs[1]))
     assert harness.queue_of(1) == "gpu"
-    assert harness.jobs[1].escalation_state == ""
+    assert harness.jobs[1].escalation_state == NOT_ESCALATED
 
 
 def test_a_rule_becomes_a_preference_after_relax_after() -> None:

@@ -43,7 +43,7 @@ def test_a_migrated_job_takes_a_checkpoint_and_continues_on_another_node():
     assert harness.used()["n1"] == {}
     requeued = [event for event in harness.events if event.kind == "job.requeued"]
     assert requeued[0].detail["reason_code"] == "MIGRATED"
-    assert (harness.jobs[1].move, harness.jobs[1].failures, harness.jobs[1].preemptions) == ("", 0, 0)
+    assert (harness.jobs[1].move, harness.jobs[1].failures, harness.jobs[1].preemptions) == (None, 0, 0)
 
 
 def test_a_migration_without_another_node_is_refused_with_a_reason():
