@@ -40,6 +40,7 @@ from hodei.wiring import load_config, make_service
 log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
 _RETRY_S = 1.0
+_BACKLOG = 2048
 # Not an exit code: the process executes a new server.
 _RESTART = -1
 # File descriptors that are not client connections.
@@ -168,6 +169,8 @@ def _listen(config: Config, *, any_port: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((config.server.host, port))
+            # At once: two sockets may be bound to one port as long as neither listens.
+            listener.listen(_BACKLOG)
             return listener
         except OverflowError:
             listener.close()
