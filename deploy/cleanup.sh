@@ -1,8 +1,9 @@
 #!/bin/sh
-# Takes away what setup.sh installed; your pods go on where they run:
-#   deploy/cleanup.sh [NAMESPACE]        (hodei-system)
-# The namespace goes only if setup.sh made it and nobody else uses it. Examples: kubectl delete -f deploy/examples/…
-# Environment: KUBECTL (kubectl), WAIT (120s).
+# Uninstalls what setup.sh installed. Running pods continue:
+#   deploy/cleanup.sh [NAMESPACE]        (default: hodei-system)
+# The namespace is deleted only if setup.sh created it and nothing else is in it. The examples are not deleted: use
+# kubectl delete -f deploy/examples/FILE.
+# Environment: KUBECTL (default: kubectl), WAIT (120s).
 set -eu
 
 namespace=${1:-hodei-system}
@@ -17,15 +18,15 @@ fail() {
 
 [ $# -le 1 ] || fail "too many arguments; next: cleanup.sh [NAMESPACE]"
 case $namespace in
-'' | *[!a-z0-9-]* | -* | *-) fail "'$namespace' cannot be a namespace; next: name the one given to setup.sh" ;;
+'' | *[!a-z0-9-]* | -* | *-) fail "'$namespace' is not a valid namespace; next: use the one that you passed to setup.sh" ;;
 esac
-command -v "$kubectl" >/dev/null || fail "there is no $kubectl here; next: install kubectl, or name it with KUBECTL=…"
+command -v "$kubectl" >/dev/null || fail "the command $kubectl is not found; next: install kubectl, or set KUBECTL to its path"
 "$kubectl" version >/dev/null 2>&1 ||
-    fail "the cluster cannot be reached; next: '$kubectl cluster-info' tells why (KUBECONFIG, context)"
+    fail "the cluster does not respond; next: run '$kubectl cluster-info', and check KUBECONFIG and the context"
 "$kubectl" get namespace "$namespace" >/dev/null 2>&1 ||
-    fail "there is no namespace $namespace; next: name the one given to setup.sh"
+    fail "there is no namespace $namespace; next: use the one that you passed to setup.sh"
 
-# The rights are the cluster's, not the namespace's: they go only if they are those of this installation.
+# ClusterRoles are not in a namespace: delete them only if they belong to this installation.
 holder=$("$kubectl" get clusterrolebinding hodei-scheduler --ignore-not-found \
     --output 'jsonpath={.subjects[0].namespace}')
 [ -z "$holder" ] || [ "$holder" = "$namespace" ] ||
@@ -33,10 +34,11 @@ holder=$("$kubectl" get clusterrolebinding hodei-scheduler --ignore-not-found \
 
 delete() {
     sed "s|namespace: hodei-system|namespace: $namespace|" "$manifests/$1" |
-        "$kubectl" delete --ignore-not-found "--timeout=$wait" -f -
+        "$kubectl" delete --ignore-not-found "--timeout=$wait" -f - ||
+        fail "the objects of $1 cannot be deleted; next: see the error above, then run this script again"
 }
 
-# The Deployment first: a scheduler that still runs must not lose its rights under way.
+# The Deployment first: a running scheduler must not lose its permissions.
 for file in deployment networkpolicy pdb service config; do
     delete "$file.yaml"
 done
@@ -45,7 +47,7 @@ if "$kubectl" get customresourcedefinition servicemonitors.monitoring.coreos.com
 fi
 "$kubectl" --namespace "$namespace" wait --for=delete pod "--timeout=$wait" \
     --selector app.kubernetes.io/name=hodei,app.kubernetes.io/component=scheduler ||
-    fail "pods of Hodei are still there after $wait; next: $kubectl --namespace $namespace get pods"
+    fail "pods of Hodei still exist after $wait; next: $kubectl --namespace $namespace get pods"
 "$kubectl" --namespace "$namespace" delete --ignore-not-found lease/hodei configmap/hodei-usage
 for file in rbac-forecast rbac-reclaim rbac; do
     delete "$file.yaml"
@@ -53,7 +55,7 @@ done
 
 made=$("$kubectl" get namespace "$namespace" --output 'jsonpath={.metadata.annotations.hodei\.io/made-by}')
 if [ "$made" != setup.sh ]; then
-    echo "namespace $namespace was not made by setup.sh and is left as it is"
+    echo "namespace $namespace was not created by setup.sh and is kept"
     exit 0
 fi
 kinds=pods,services,configmaps,secrets,serviceaccounts,persistentvolumeclaims
@@ -61,7 +63,7 @@ kinds=$kinds,deployments.apps,daemonsets.apps,statefulsets.apps,jobs.batch,cronj
 left=$("$kubectl" --namespace "$namespace" get --output name "$kinds" |
     grep -v -x -e configmap/kube-root-ca.crt -e serviceaccount/default || true)
 if [ -n "$left" ]; then
-    echo "namespace $namespace is left as it is, others use it:"
+    echo "namespace $namespace is kept because it contains other objects:"
     echo "$left" | sed 's/^/  /'
     exit 0
 fi

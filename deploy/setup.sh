@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs Hodei as a scheduler beside the cluster's own, from the plain manifests, and waits until it runs:
-#   deploy/setup.sh [NAMESPACE] [IMAGE]        (hodei-system, hodei:latest)
-# Environment: KUBECTL (kubectl), WAIT (180s), FORECAST=1 and RECLAIM=1 for the optional rights.
-# It can be run again: to change the image, to take on a right.
+# Installs Hodei as a second scheduler, next to the cluster's own, from the plain manifests, and waits until it is ready:
+#   deploy/setup.sh [NAMESPACE] [IMAGE]        (default: hodei-system, hodei:latest)
+# Environment: KUBECTL (default: kubectl), WAIT (180s), FORECAST=1 and RECLAIM=1 for the optional permissions.
+# Run it again to change the image or to add a permission.
 set -eu
 
 namespace=${1:-hodei-system}
@@ -17,31 +17,32 @@ fail() {
 }
 
 [ $# -le 2 ] || fail "too many arguments; next: setup.sh [NAMESPACE] [IMAGE]"
-# These go into the manifests: nothing but a name may.
+# Both values are inserted into the manifests, so nothing but a name is accepted.
 case $namespace in
-'' | *[!a-z0-9-]* | -* | *-) fail "'$namespace' cannot be a namespace; next: use small letters, digits and '-'" ;;
+'' | *[!a-z0-9-]* | -* | *-) fail "'$namespace' is not a valid namespace; next: use lower-case letters, digits and '-'" ;;
 esac
-[ ${#namespace} -le 63 ] || fail "'$namespace' is too long for a namespace; next: use 63 characters at most"
+[ ${#namespace} -le 63 ] || fail "'$namespace' is too long for a namespace; next: use at most 63 characters"
 case $image in
-'' | *[!A-Za-z0-9._:/@-]* | -*) fail "'$image' cannot be an image; next: use NAME:TAG, as in hodei:latest" ;;
+'' | *[!A-Za-z0-9._:/@-]* | -*) fail "'$image' is not a valid image; next: use NAME:TAG, for example hodei:latest" ;;
 esac
-command -v "$kubectl" >/dev/null || fail "there is no $kubectl here; next: install kubectl, or name it with KUBECTL=…"
+command -v "$kubectl" >/dev/null || fail "the command $kubectl is not found; next: install kubectl, or set KUBECTL to its path"
 "$kubectl" version >/dev/null 2>&1 ||
-    fail "the cluster cannot be reached; next: '$kubectl cluster-info' tells why (KUBECONFIG, context)"
+    fail "the cluster does not respond; next: run '$kubectl cluster-info', and check KUBECONFIG and the context"
 
-# The manifests name the namespace and the image once each in one way, so that two plain replacements will do.
+# The manifests spell the namespace and the image in one way only, so two text replacements are enough.
 forecast=
 [ "${FORECAST:-}" != 1 ] || forecast='s|^\( *\)- --listen=.*|&\
 \1- --forecast-annotation|'
 apply() {
     sed -e "$forecast" -e "s|namespace: hodei-system|namespace: $namespace|" -e "s|image: hodei:latest|image: $image|" \
-        "$manifests/$1" | "$kubectl" apply -f -
+        "$manifests/$1" | "$kubectl" apply -f - ||
+        fail "$1 cannot be applied; next: see the error above; if a permission is missing, let an administrator run this"
 }
 
 if "$kubectl" get namespace "$namespace" >/dev/null 2>&1; then
-    echo "namespace $namespace is there already and is left as it is"
+    echo "namespace $namespace exists and is not changed"
 else
-    # The mark tells cleanup.sh that the namespace is ours to delete.
+    # cleanup.sh deletes only a namespace with this annotation.
     sed "s|name: hodei-system|name: $namespace|" "$manifests/namespace.yaml" | "$kubectl" create -f -
     "$kubectl" annotate namespace "$namespace" hodei.io/made-by=setup.sh >/dev/null
 fi
@@ -57,7 +58,7 @@ fi
 
 if ! "$kubectl" --namespace "$namespace" rollout status deployment/hodei "--timeout=$wait"; then
     "$kubectl" --namespace "$namespace" get pods --selector app.kubernetes.io/name=hodei --output wide >&2 || true
-    echo "setup.sh: Hodei did not start within $wait; next:" >&2
+    echo "setup.sh: Hodei did not start within $wait; next: look at the pods and the log" >&2
     echo "  $kubectl --namespace $namespace describe pods --selector app.kubernetes.io/name=hodei" >&2
     echo "  $kubectl --namespace $namespace logs deployment/hodei" >&2
     echo "  docs/how-to/kubernetes-troubleshooting.md" >&2
@@ -66,9 +67,9 @@ fi
 
 cat <<TEXT
 
-Hodei runs in namespace $namespace. A pod with 'schedulerName: hodei' is placed by it; all others are as before.
+Hodei runs in namespace $namespace. It schedules the pods with 'schedulerName: hodei', and no others.
 Next:
   $kubectl apply -f $(dirname "$0")/examples/priorityclasses.yaml -f $(dirname "$0")/examples/workloads.yaml
   $(dirname "$0")/demo-preemption.sh
-  $(dirname "$0")/cleanup.sh $namespace        (takes it away again)
+  $(dirname "$0")/cleanup.sh $namespace        (uninstalls Hodei)
 TEXT

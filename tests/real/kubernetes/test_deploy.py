@@ -210,7 +210,7 @@ def test_the_second_setup_does_not_make_the_namespace_ours(bare: Bare) -> None:
     for _ in range(2):
         must(script(bare, "setup.sh", "theirs"))
     said = must(script(bare, "cleanup.sh", "theirs"))
-    assert "was not made by setup.sh and is left as it is" in said
+    assert "was not created by setup.sh and is kept" in said
     assert bare.api.get("/api/v1/namespaces/theirs")["status"]["phase"] == "Active"
     assert names(bare, "deployments,services,serviceaccounts,leases", "--namespace=theirs") == {
         "serviceaccount/default"

@@ -124,5 +124,5 @@ def test_a_program_that_is_missing_is_named(bin: Path, tmp_path: Path, missing: 
         (plain / name).symlink_to(found)
     done = run(bin, PATH=f"{bin}:{plain}")
     assert done.returncode == 1
-    assert f"there is no {missing} here; next: " in done.stderr
+    assert f"the command {missing} is not found; next: " in done.stderr
     assert calls() == []

@@ -1,20 +1,20 @@
-{{/* The namespace of everything that has one. */}}
+{{/* The namespace of all namespaced objects. */}}
 {{- define "hodei.namespace" -}}
 {{- default .Release.Namespace .Values.namespace -}}
 {{- end -}}
 
-{{/* What all objects carry. */}}
+{{/* Labels of all objects. */}}
 {{- define "hodei.labels" -}}
 app.kubernetes.io/name: hodei
 {{- end -}}
 
-{{/* What picks the scheduler's pods. */}}
+{{/* Labels that select the scheduler's pods. */}}
 {{- define "hodei.pods" -}}
 app.kubernetes.io/name: hodei
 app.kubernetes.io/component: scheduler
 {{- end -}}
 
-{{/* Whom the roles are given to. */}}
+{{/* Subjects of the role bindings. */}}
 {{- define "hodei.subjects" -}}
 - kind: ServiceAccount
   name: hodei
