@@ -18,6 +18,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.node import Grant, Location, Taint, TaintEffect, Volume
 from hodei.model.outcome import StopReason
 from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.model.usage import RunUsage
 
 # Refusals (`Verdict`) and the record of a placement (`Decision`).
 
@@ -30,7 +31,8 @@ StartKind = Literal["head", "backfill", "spill"]
 class Reason(Struct, frozen=True, omit_defaults=True):
     """Why a plugin refuses. `code` is stable; `evictable`: preemption could change the answer. `hint`: what the user
     can do, if known. `kind`: refusals that need special treatment: a "quota" (preemption does not help), capacity that
-    is reserved for others ("reservation"), a "volume"."""
+    is reserved for others ("reservation"), a "volume". `resource`: the one of which there is not enough. `taint`: the one
+    that is not tolerated."""
 
     plugin: str
     code: str
@@ -38,6 +40,8 @@ class Reason(Struct, frozen=True, omit_defaults=True):
     evictable: bool = False
     hint: str = ""
     kind: Literal["", "quota", "reservation", "volume"] = ""
+    resource: str = ""
+    taint: Taint | None = None
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):
@@ -347,8 +351,8 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True, gc=False):
 
 class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     """`preempts`: whether it may preempt others, if its class does. `routed_by`: the route that chose its profile.
-    `waits_by`: where its wait limits come from, if not from the job itself. `failed_on`: backends where it failed,
-    which come last in a fallback chain."""
+    `scheduling_timeout_from` and `max_queue_time_from`: where these limits are set, if not by the job itself. `failed_on`:
+    backends where it failed, which come last in a fallback chain."""
 
     name: str
     tasks: tuple[TaskSpec, ...]
@@ -380,7 +384,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     after: Dependencies = Dependencies()
     preempts: bool = True
     max_queue_time_ms: int = 0
-    waits_by: str = ""
+    scheduling_timeout_from: str = ""
+    max_queue_time_from: str = ""
     failed_on: tuple[str, ...] = ()
 
     @property
@@ -458,7 +463,7 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
 
     `rank` is the member's number among those that run together, without gaps at the start. `checkpoint_ms`: time of its
     last checkpoint. `stop_reason`: why it must stop, or how its gang continues without it. `grant`: its own cores and
-    devices. `kind`: how a batch queue started it.
+    devices. `kind`: how a batch queue started it. `usage`: what it used, once it has ended and if it was measured.
     """
 
     id: RunId
@@ -482,6 +487,7 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     grant: Grant | None = None
     kind: Literal["", "head", "backfill", "spill"] = ""
     health: HealthState = ""
+    usage: RunUsage | None = None
 
 
 # Quality of service: the classes of Kubernetes, from requests and limits of cpu and memory.

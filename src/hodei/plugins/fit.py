@@ -96,7 +96,7 @@ def _most_each(free: Ints, times: Ints, count: int, limit: int) -> int | None:
 @lru_cache(maxsize=1024)
 def _insufficient(resource: str) -> Reason:
     code = "INSUFFICIENT_" + "".join(c if c.isalnum() else "_" for c in resource.upper())
-    return Reason("fit", code, f"Insufficient {resource}", evictable=True)
+    return Reason("fit", code, f"Insufficient {resource}", evictable=True, resource=resource)
 
 
 class Pools:

@@ -8,7 +8,7 @@ from hodei.engine.explain import Change, sole_refusals
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.job import BackendChoice, Reason, TaskSpec
+from hodei.model.job import BackendChoice, Reason
 from hodei.model.node import architecture
 
 
@@ -36,22 +36,25 @@ class Platform:
             out.append((other, Reason(self.name, "OTHER_BACKEND", f"not on backend {' or '.join(choice.names)}")))
         if task.backends:
             other = nodes.by("backend", lambda node: node.backend).where(lambda name: name not in task.backends)
-            out.append((other, Reason(self.name, "OTHER_BACKEND", _not_for_task(task))))
+            text = f"not on a backend of the task: {' or '.join(task.backends)}"
+            out.append((other, Reason(self.name, "OTHER_BACKEND", text)))
         return out
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         task, choice = member.task, member.job.backend
-        pairs = self.filter(member, nodes, view)
-        for (_, reason), helps in zip(pairs, sole_refusals(pairs), strict=True):
-            if helps and reason.code == "WRONG_ARCHITECTURE":
-                yield Change("drop", f"drop arch {task.arch}", {"arch": ""})
-            elif helps and reason.code == "WRONG_GPU_TYPE":
-                yield Change("drop", f"drop gpu type {task.gpu_type}", {"gpu_type": ""})
-            elif helps and reason.text == _not_for_task(task):
-                yield Change("drop", f"drop backends {' or '.join(task.backends)}", {"backends": ()})
-            elif helps:
-                text = f"drop backend {' or '.join(choice.names)}"
-                yield Change("drop", text, {"backend": BackendChoice()}, whole_job=True)
+        changes = []  # one for each refusal of the filter, in its order
+        if task.arch:
+            changes.append(Change("drop", f"drop arch {task.arch}", {"arch": ""}))
+        if task.gpu_type:
+            changes.append(Change("drop", f"drop gpu type {task.gpu_type}", {"gpu_type": ""}))
+        if choice.mode == "specific":
+            text = f"drop backend {' or '.join(choice.names)}"
+            changes.append(Change("drop", text, {"backend": BackendChoice()}, whole_job=True))
+        if task.backends:
+            changes.append(Change("drop", f"drop backends {' or '.join(task.backends)}", {"backends": ()}))
+        for change, helps in zip(changes, sole_refusals(self.filter(member, nodes, view)), strict=True):
+            if helps:
+                yield change
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         """Preferred backends by order or weight; avoided ones below all others."""
@@ -73,7 +76,3 @@ def _preferences(choice: BackendChoice) -> dict[str, int]:
         return {name: MAX_SCORE * weight // most for name, weight in zip(choice.names, choice.weights, strict=True)}
     steps = max(len(choice.names), 1)
     return {name: MAX_SCORE * (steps - place) // steps for place, name in reversed(list(enumerate(choice.names)))}
-
-
-def _not_for_task(task: TaskSpec) -> str:
-    return f"not on a backend of the task: {' or '.join(task.backends)}"

@@ -30,15 +30,13 @@ class Taints:
         unmet = {
             taint: None for taints in column.values for taint in taints if not is_tolerated(taint, tolerations)
         }  # a dict keeps the order
-        out: list[tuple[Mask, Reason]] = []
-        for taint in unmet:
-            out.append(
-                (
-                    column.where(partial(_has, taint)),
-                    Reason(self.name, "UNTOLERATED_TAINT", f"untolerated taint {taint}"),
-                )
+        return [
+            (
+                column.where(partial(_has, taint)),
+                Reason(self.name, "UNTOLERATED_TAINT", f"untolerated taint {taint}", taint=taint),
             )
-        return out
+            for taint in unmet
+        ]
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """Tolerate a taint that alone excludes some node."""

@@ -59,19 +59,16 @@ class WaitDefaults:
     def apply(self, spec: JobSpec) -> JobSpec:
         """The spec with the defaults for what it leaves out."""
         limits = self._of_profile.get(spec.profile, self._others)
-        changes: dict[str, int] = {}
-        sources = []
+        changes: dict[str, int | str] = {}
         if limits.scheduling_timeout_ms and not spec.scheduling_timeout_ms:
             changes["scheduling_timeout_ms"] = limits.scheduling_timeout_ms
-            sources.append(f"scheduling_timeout from {limits.timeout_from}")
+            changes["scheduling_timeout_from"] = limits.timeout_from
         if limits.max_queue_time_ms and not spec.max_queue_time_ms:
             changes["max_queue_time_ms"] = limits.max_queue_time_ms
-            sources.append(f"max_queue_time from {limits.queue_time_from}")
+            changes["max_queue_time_from"] = limits.queue_time_from
         if limits.grace_ms and spec.grace_ms == _DEFAULT_GRACE_MS:
             changes["grace_ms"] = limits.grace_ms  # the default value counts as left out
-        if not changes:
-            return spec
-        return structs.replace(spec, **changes, waits_by=", ".join(sources) or spec.waits_by)
+        return structs.replace(spec, **changes) if changes else spec
 
 
 def wait_deadline_ms(job: Job) -> int | None:
@@ -101,8 +98,10 @@ def wait_limit_steps(job: Job) -> tuple[EscalationStep, ...]:
     if found is None:
         return ()
     at_ms, name = found
-    source = next((part for part in job.spec.waits_by.split(", ") if part.startswith(f"{name} ")), f"its own {name}")
-    span_ms = job.spec.scheduling_timeout_ms if name == "scheduling_timeout" else job.spec.max_queue_time_ms
+    span_ms, set_by = job.spec.max_queue_time_ms, job.spec.max_queue_time_from
+    if name == "scheduling_timeout":
+        span_ms, set_by = job.spec.scheduling_timeout_ms, job.spec.scheduling_timeout_from
+    source = f"{name} from {set_by}" if set_by else f"its own {name}"
     return (EscalationStep(f"fails if it still waits at {format_time(at_ms)} ({format_duration(span_ms)}: {source})"),)
 
 

@@ -71,7 +71,6 @@ _PLACE = {code: place for codes in _ORDER for place, code in enumerate(codes)}
 _CAPACITY = _STAGE["INSUFFICIENT"]
 # The filters that report all reasons, not only the first: resources, and volume binding.
 _REPORTS_ALL = (_CAPACITY, _STAGE["VOLUME_NOT_HERE"])
-_INSUFFICIENT = "INSUFFICIENT_"
 
 Pairs = Iterable[tuple[Mask, Reason]]
 
@@ -88,12 +87,10 @@ class Messages(Struct, frozen=True):
         """kube-scheduler's text for a reason; our own for reasons that it does not have."""
         if reason.code == "SPREAD":
             return _SPREAD if reason.evictable else f"{_SPREAD} (missing required label)"
-        if reason.code == f"{_INSUFFICIENT}{PODS.upper()}":
+        if reason.resource == PODS:
             return "Too many pods"
-        if self.names_taints and reason.code == "UNTOLERATED_TAINT":
-            taint = reason.text.removeprefix("untolerated taint ").rpartition(":")[0]
-            key, _, value = taint.partition("=")
-            return f"node(s) had untolerated taint {{{key}: {value}}}"
+        if self.names_taints and reason.taint is not None:
+            return f"node(s) had untolerated taint {{{reason.taint.key}: {reason.taint.value}}}"
         return _TEXTS.get(reason.code, reason.text)
 
 
@@ -222,19 +219,16 @@ def note(message: str) -> str:
 
 
 def _stage_of(reason: Reason) -> int:
-    if reason.code.startswith(_INSUFFICIENT):
-        return _CAPACITY
-    return _STAGE.get(reason.code, len(_ORDER))
+    return _CAPACITY if reason.resource else _STAGE.get(reason.code, len(_ORDER))
 
 
 def _is_permanent(reason: Reason, member: Member, table: Table) -> Mask | bool:
     """Where preemption cannot help; for resources, nodes that are too small even when empty."""
     if not reason.evictable:
         return True
-    resource = reason.text.removeprefix("Insufficient ") if reason.code.startswith(_INSUFFICIENT) else ""
-    if not resource or resource == PODS:
+    if not reason.resource or reason.resource == PODS:
         return False
-    too_small: Mask = table.view().capacity(resource) < member.task.request.get(resource, 0)
+    too_small: Mask = table.view().capacity(reason.resource) < member.task.request.get(reason.resource, 0)
     return too_small
 
 
