@@ -102,7 +102,7 @@ def test_an_unknown_account_is_reported_with_the_known_ones(installation: Instal
     installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
     use(installation, "web")
     said = installation.hodei("share", "show", "wbe")
-    assert (said.code, said.out) == (2, "")
+    assert (said.code, said.out) == (3, "")
     assert "there is no account 'wbe'\n  next: accounts so far: physics, science, web" in said.err
 
 
@@ -179,7 +179,7 @@ def test_a_job_beyond_its_quota_waits_and_why_names_the_holders(installation: In
     assert "[QUOTA]" in said
     row = installation.ok("quota").lines[1].split()
     assert row == ["ml", "cpu", "2", "2", "0", "ann", "2"]
-    (told,) = installation.ok("quota", "ml", "-o", "json").json
+    (told,) = installation.ok("quota", "show", "ml", "-o", "json").json
     assert (told["used"], told["hard"], told["by"]) == (2000, 2000, [["ann", 2000]])
     # One waits, and no more may.
     more = installation.hodei("submit", "--project=ml", "--cpu=1", "--", "true")

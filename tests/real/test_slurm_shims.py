@@ -300,7 +300,10 @@ def test_srun_writes_files_of_tasks_within_a_job(call):
 def test_sinfo_shows_nodes_by_partition_and_state(call):
     head, *rows = call("sinfo").lines
     assert head == "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST"
-    assert re.fullmatch(r"default +up +infinite +2 +(idle|mix) \S+", rows[0])
+    # Every profile is a partition.
+    compute, default = rows
+    assert re.fullmatch(r"compute +up +infinite +2 +(idle|mix) \S+", compute)
+    assert re.fullmatch(r"default +up +infinite +2 +(idle|mix) \S+", default)
     assert call("sinfo", "-N").lines[0].split() == ["NODELIST", "NODES", "PARTITION", "STATE"]
-    assert call("sinfo", "-h", "-o", "%P %D").out == "default 2\n"
+    assert call("sinfo", "-h", "-p", "default", "-o", "%P %D").out == "default 2\n"
     assert call("sinfo", "--no-such").code == 1
