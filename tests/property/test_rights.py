@@ -16,7 +16,7 @@ from msgspec import structs
 
 from hodei.control.accounting.accounts import AccountsPolicy
 from hodei.model.escalation_state import apply_escalation
-from unit.server.conftest import Got
+from unit.server.conftest import Response
 from unit.server.live_app import LiveApp
 
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
@@ -56,8 +56,8 @@ class Callers(RuleBasedStateMachine):
         if hasattr(self, "live"):
             self.live.close()
 
-    def ask(self, who: str, method: str, path: str, document: Any = None) -> Got:
-        got = self.live.ask(who, method, path, document)
+    def ask(self, who: str, method: str, path: str, document: Any = None) -> Response:
+        got = self.live.call(who, method, path, document)
         assert got.status < 500, got.body
         if not self.roles[who]:
             assert got.status == 401
@@ -114,13 +114,13 @@ class Callers(RuleBasedStateMachine):
     @rule()
     def waiting_jobs_are_promoted(self) -> None:
         for _ in range(3):
-            self.live.pass_time(2000)
+            self.live.advance_clock(2000)
         self.check_new_jobs("")
 
     @rule(minutes=st.integers(1, 3))
     def time_passes(self, minutes: int) -> None:
         """Periodic jobs that are due are submitted, and jobs that wait are promoted."""
-        self.live.pass_time(minutes * 60_000)
+        self.live.advance_clock(minutes * 60_000)
         self.waiting_jobs_are_promoted()
         self.check_new_jobs("")
 
@@ -170,11 +170,11 @@ class Callers(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from(["ana", "bo"]), role=st.sampled_from(["viewer", "user", "admin", ""]))
     def change_role(self, who: str, role: str) -> None:
-        self.live.give(who, role)
+        self.live.set_role(who, role)
 
     @rule()
     def runs_end(self) -> None:
-        self.live.runs_go_on()
+        self.live.advance_runs()
         self.check_new_jobs("")
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Two ways to call the app: in-process without a socket (`ask`), and through a real one (`served`)."""
+"""Two ways to call the app: in-process without a socket (`call`), and through a real one (`served`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unit.server.fake_service import FakeService
 TOKENS = {"viewer": "viewer-token", "user": "user-token", "admin": "admin-token"}
 
 
-class Got:
+class Response:
     def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.status, self.headers, self.body = status, headers, body
 
@@ -58,44 +58,44 @@ def app(service: FakeService, tokens: Tokens) -> App:
     return make_app(service, tokens, hosts=["hodei.example"])  # type: ignore[arg-type]
 
 
-async def ask_app(
+async def call_app(
     app: App, method: str, target: str, *, role: str = "user", body: bytes = b"", headers: dict[str, str] | None = None
-) -> Got:
+) -> Response:
     """One request without a socket. `role` "" sends no token."""
     path, _, query = target.partition("?")
-    given = {"host": "localhost:80"} | ({"authorization": f"Bearer {TOKENS[role]}"} if role else {})
+    sent_headers = {"host": "localhost:80"} | ({"authorization": f"Bearer {TOKENS[role]}"} if role else {})
     if body:
-        given |= {"content-length": str(len(body)), "content-type": "application/json"}
-    given |= {name.lower(): value for name, value in (headers or {}).items()}
+        sent_headers |= {"content-length": str(len(body)), "content-type": "application/json"}
+    sent_headers |= {name.lower(): value for name, value in (headers or {}).items()}
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent_headers.items()],
         "scheme": "http", "root_path": "", "http_version": "1.1",
     }  # fmt: skip
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
-    status, got, answer = 0, {}, b""
+    status, received_headers, answer = 0, {}, b""
 
     async def receive() -> dict[str, Any]:
         return incoming.pop() if incoming else {"type": "http.disconnect"}
 
     async def send(message: dict[str, Any]) -> None:
-        nonlocal status, got, answer
+        nonlocal status, received_headers, answer
         if message["type"] == "http.response.start":
             status = message["status"]
-            got = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
+            received_headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
         else:
             answer += message["body"]
 
     await app(scope, receive, send)  # type: ignore[arg-type]
-    return Got(status, got, answer)
+    return Response(status, received_headers, answer)
 
 
 @pytest.fixture
-def ask(app: App) -> Callable[..., Got]:
-    def call(method: str, target: str, **given: Any) -> Got:
-        return asyncio.run(ask_app(app, method, target, **given))
+def call(app: App) -> Callable[..., Response]:
+    def call_in_process(method: str, target: str, **options: Any) -> Response:
+        return asyncio.run(call_app(app, method, target, **options))
 
-    return call
+    return call_in_process
 
 
 class Served:
@@ -105,16 +105,16 @@ class Served:
         self.server, self.port = server, port
         self.loop: asyncio.AbstractEventLoop
 
-    def on_loop(self, call: Callable[[], Any]) -> Any:
+    def on_loop(self, function: Callable[[], Any]) -> Any:
         async def run() -> Any:
-            return call()
+            return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(5)
 
     def connect(self, timeout_s: float = 5) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
 
-    def ask(
+    def call(
         self,
         method: str,
         target: str,
@@ -122,15 +122,15 @@ class Served:
         role: str = "user",
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Got:
+    ) -> Response:
         connection = self.connect()
-        given = {"Authorization": f"Bearer {TOKENS[role]}"} if role else {}
+        sent_headers = {"Authorization": f"Bearer {TOKENS[role]}"} if role else {}
         if body is not None:
-            given["Content-Type"] = "application/json"
+            sent_headers["Content-Type"] = "application/json"
         try:
-            connection.request(method, target, body, given | (headers or {}))
+            connection.request(method, target, body, sent_headers | (headers or {}))
             response = connection.getresponse()
-            return Got(response.status, dict(response.headers), response.read())
+            return Response(response.status, dict(response.headers), response.read())
         finally:
             connection.close()
 
@@ -157,10 +157,10 @@ def serving(app: App, limits: Limits | None = None) -> Iterator[Served]:
         assert not thread.is_alive(), "the server did not stop"
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 5) -> None:
+def until(condition: Callable[[], Any], description: str, seconds: float = 5) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not in {seconds} s: {description}"
         time.sleep(0.005)
 
 

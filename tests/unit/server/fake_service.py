@@ -87,21 +87,21 @@ class FakeStore:
 
 
 class FakeCron:
-    """Knows the periodic jobs that it is given, and never makes a job."""
+    """Stores periodic jobs and never creates a job."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Periodic] = {}
+        self.stored: dict[str, Periodic] = {}
 
     def periodics(self) -> list[Periodic]:
-        return list(self.known.values())
+        return list(self.stored.values())
 
     def get(self, name: str) -> Periodic:
-        if name not in self.known:
+        if name not in self.stored:
             raise NotFound(f"there is no periodic job {name!r}")
-        return self.known[name]
+        return self.stored[name]
 
     async def add(self, periodic: Periodic) -> Periodic:
-        self.known[periodic.name] = periodic
+        self.stored[periodic.name] = periodic
         return periodic
 
     async def pause(self, name: str) -> Periodic:
@@ -114,40 +114,40 @@ class FakeCron:
         return self.get(name).last_job
 
     async def remove(self, name: str) -> Periodic:
-        return self.known.pop(name)
+        return self.stored.pop(name)
 
 
 class Subscription:
-    """Bounded like the real one: when more than `most` events wait unread, they are dropped, and it lags and ends."""
+    """Bounded like the real one: with more than `limit` unread events it drops them, lags and ends."""
 
-    def __init__(self, owner: FakeService, most: int) -> None:
+    def __init__(self, owner: FakeService, limit: int) -> None:
         self.lagged = self.closed = False
-        self._owner, self._most = owner, most
-        self._waiting: deque[Event] = deque()
-        self._news = asyncio.Event()
+        self._owner, self._limit = owner, limit
+        self._unread: deque[Event] = deque()
+        self._changed = asyncio.Event()
 
     def push(self, event: Event) -> None:
-        self._waiting.append(event)
-        if len(self._waiting) > self._most:
+        self._unread.append(event)
+        if len(self._unread) > self._limit:
             self.lagged = True
-            self._waiting.clear()
-        self._news.set()
+            self._unread.clear()
+        self._changed.set()
 
     def __aiter__(self) -> Subscription:
         return self
 
     async def __anext__(self) -> Event:
-        while not self._waiting:
+        while not self._unread:
             if self.lagged or self.closed:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._waiting.popleft()
+            self._changed.clear()
+            await self._changed.wait()
+        return self._unread.popleft()
 
     def close(self) -> None:
         self.closed = True
         self._owner.subscriptions.discard(self)
-        self._news.set()
+        self._changed.set()
 
 
 @dataclass
@@ -256,20 +256,22 @@ class FakeService:
             raise NotFound(f"there is no reservation {name!r}")
         return self.reserved[name]
 
-    async def reserve(self, wish: ReservationSpec) -> ReservationStatus:
-        places = tuple((node, wish.request) for node in wish.named or ("n1",))
-        made = Reservation(wish.name, wish.project, wish.start_ms, wish.end_ms, places, wish.by, NOW_MS)
-        self.reserved[wish.name] = ReservationStatus(made, late=(LateRun("n1", "7.0.1"),))
-        return self.reserved[wish.name]
+    async def reserve(self, spec: ReservationSpec) -> ReservationStatus:
+        places = tuple((node, spec.request) for node in spec.named or ("n1",))
+        reservation = Reservation(spec.name, spec.project, spec.start_ms, spec.end_ms, places, spec.by, NOW_MS)
+        self.reserved[spec.name] = ReservationStatus(reservation, late=(LateRun("n1", "7.0.1"),))
+        return self.reserved[spec.name]
 
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
         self.calls.append(("unreserve", name, by))
-        gone = self.reservation(name)
+        removed = self.reservation(name)
         del self.reserved[name]
-        return gone
+        return removed
 
     async def why(self, job: int, node: str = "") -> Explanation:
-        return Explanation("waiting", "NO_ROOM", f"{node or 'no node'} has room", job=self._known(job).id)
+        return Explanation(
+            "waiting", "INSUFFICIENT_RESOURCES", f"{node or 'no node'} has capacity", job=self._known(job).id
+        )
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         return [Explanation("placed", "PLACED", "would start now", name=spec.name) for spec in specs]

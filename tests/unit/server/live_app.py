@@ -1,6 +1,6 @@
 """The real application and service in one process, without sockets, with callers of every role.
 
-The store is in memory, the backend a fake, the clock moved by the test: does not test durability, real runs or real waiting.
+The store is in memory, the backend a fake, the clock set by the test: does not test durability, real runs or real waiting.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hodei.server.auth import Entry, Tokens
 from hodei.server.route import Principal
 from hodei.store.memory import MemoryStore
 from unit.runtime.harness import FakeBackend, FakeClock, a_service
-from unit.server.conftest import Got, ask_app
+from unit.server.conftest import Response, call_app
 
 API = "/api/v1"
 ROLES = {"vera": "viewer", "ana": "user", "bo": "user", "root": "admin"}
 
 
 class LiveApp:
-    """`roles`: who has which; "" for a user whose token was taken away. A user's token is the user's name."""
+    """`roles`: the role of each user; "" after the token was revoked. A user's token is the user's name."""
 
     def __init__(self, accounts: AccountsPolicy | None = None) -> None:
         self.runner = asyncio.Runner()
@@ -69,39 +69,41 @@ class LiveApp:
             if role
         )
 
-    def give(self, who: str, role: str) -> None:
-        self.roles[who] = role
+    def set_role(self, user: str, role: str) -> None:
+        self.roles[user] = role
         self.tokens._entries = self._entries()
 
-    def ask(self, who: str, method: str, path: str, document: Any = None) -> Got:
+    def call(self, user: str, method: str, path: str, document: Any = None) -> Response:
         body = json.dumps(document).encode() if document is not None else b""
-        headers = {"authorization": f"Bearer {who}"}
-        got: Got = self.run(ask_app(self.app, method, API + path, role="", body=body, headers=headers))
-        return got
+        headers = {"authorization": f"Bearer {user}"}
+        response: Response = self.run(call_app(self.app, method, API + path, role="", body=body, headers=headers))
+        return response
 
-    def submit(self, who: str, **fields: Any) -> int:
-        got = self.ask(who, "POST", "/jobs", {"name": "job", "command": ["true"], **fields})
-        assert got.status == 201, got.body
-        return int(got.json["ids"][0])
+    def submit(self, user: str, **fields: Any) -> int:
+        response = self.call(user, "POST", "/jobs", {"name": "job", "command": ["true"], **fields})
+        assert response.status == 201, response.body
+        return int(response.json["ids"][0])
 
-    def refused(self, who: str, method: str, path: str, document: Any = None) -> str:
-        """The code of the refusal that it must be."""
-        got = self.ask(who, method, path, document)
-        assert got.status == 403, (got.status, got.body)
-        return got.code
+    def refused(self, user: str, method: str, path: str, document: Any = None) -> str:
+        """Check that the request is forbidden; returns the code."""
+        response = self.call(user, method, path, document)
+        assert response.status == 403, (response.status, response.body)
+        return response.code
 
     def jobs(self) -> list[Job]:
         return self.store.jobs(JobQuery(limit=1000)).jobs
 
-    def pass_time(self, ms: int) -> None:
-        """Periodic jobs that are due are submitted, jobs that have waited too long are promoted."""
+    def advance_clock(self, ms: int) -> None:
+        """Advance the clock: due periodic jobs are submitted, due promotions happen."""
         self.clock.ms += ms
         self.run(self.service.cron.run_due())
         self.run(self.service.loop.commit([]))
 
-    def runs_go_on(self) -> None:
-        """What was placed runs, what ran ends."""
+    def advance_runs(self) -> None:
+        """Placed runs start, running ones succeed."""
         live = [run for runs in self.service.controller.cluster.runs.values() for run in runs.values()]
-        news = [RunObserved(run.id, "running" if run.state == "placed" else "succeeded", self.clock.ms) for run in live]
-        if news:
-            self.run(self.service.loop.commit(news))
+        reports = [
+            RunObserved(run.id, "running" if run.state == "placed" else "succeeded", self.clock.ms) for run in live
+        ]
+        if reports:
+            self.run(self.service.loop.commit(reports))

@@ -9,7 +9,7 @@ from hodei.model.errors import Conflict, InvalidInput
 from hodei.server.auth import Tokens, add_token, create_token, new_token, open_tokens, well_formed
 
 
-def test_the_first_token_is_kept_for_its_owner_only_and_as_a_hash(tmp_path):
+def test_the_first_token_is_readable_by_its_owner_only_and_stored_as_a_hash(tmp_path):
     token = create_token(tmp_path)
     assert (tmp_path / "token").read_text().strip() == token
     assert token not in (tmp_path / "tokens").read_text()
@@ -44,20 +44,20 @@ def test_a_token_has_a_prefix_and_a_checksum():
     assert token.startswith("hod_")
     assert len(token) == 4 + 40 + 7
     assert well_formed(token)
-    flipped = token[:10] + ("a" if token[10] != "a" else "b") + token[11:]
-    assert not well_formed(flipped)
+    altered = token[:10] + ("a" if token[10] != "a" else "b") + token[11:]
+    assert not well_formed(altered)
     assert not well_formed(token[:-1])
     assert not well_formed("hod_ünï")
 
 
-def test_opening_a_home_makes_a_token_once(tmp_path):
-    tokens, made = open_tokens(tmp_path)
-    assert made
-    plain = (tmp_path / "token").read_text().strip()
+def test_opening_a_home_creates_one_token(tmp_path):
+    tokens, created = open_tokens(tmp_path)
+    assert created
+    token = (tmp_path / "token").read_text().strip()
     (tmp_path / "token").unlink()
-    again, made_again = open_tokens(tmp_path)
-    assert not made_again
-    assert tokens.find(plain) == again.find(plain) is not None
+    again, created_again = open_tokens(tmp_path)
+    assert not created_again
+    assert tokens.find(token) == again.find(token) is not None
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
@@ -88,25 +88,25 @@ def test_a_missing_file_a_link_and_a_directory_are_refused(tmp_path):
             Tokens.load(tmp_path / name)
 
 
-def test_a_removed_token_is_shut_out_and_a_new_one_let_in_without_a_restart(tmp_path):
+def test_token_changes_apply_without_a_restart(tmp_path):
     now = 0.0
     file = tmp_path / "tokens"
     first = add_token(file, "ann", "user")
     tokens = Tokens.load(file, monotonic=lambda: now)
-    was = tokens.find(first)
-    assert was is not None
-    assert (was.name, was.role) == ("ann", "user")
-    assert tokens.current(was)
+    old = tokens.find(first)
+    assert old is not None
+    assert (old.name, old.role) == ("ann", "user")
+    assert tokens.current(old)
     second = add_token(file, "ann", "viewer")
     now = 1.5
     assert tokens.find(first) is None
-    became = tokens.find(second)
-    assert became is not None
-    assert (became.name, became.role) == ("ann", "viewer")
-    assert not tokens.current(was)
+    new = tokens.find(second)
+    assert new is not None
+    assert (new.name, new.role) == ("ann", "viewer")
+    assert not tokens.current(old)
     file.chmod(0o644)
     now = 3.0
-    assert tokens.find(second) is None, "a file that cannot be trusted lets nobody in"
+    assert tokens.find(second) is None, "a readable token file was accepted"
 
 
 def test_a_token_that_was_replaced_by_one_of_the_same_name_and_role_is_not_current(tmp_path):
@@ -114,11 +114,11 @@ def test_a_token_that_was_replaced_by_one_of_the_same_name_and_role_is_not_curre
     file = tmp_path / "tokens"
     first = add_token(file, "ann", "user")
     tokens = Tokens.load(file, monotonic=lambda: now)
-    was = tokens.find(first)
-    assert was is not None
+    old = tokens.find(first)
+    assert old is not None
     add_token(file, "ann", "user")
     now = 1.5
-    assert not tokens.current(was)
+    assert not tokens.current(old)
 
 
 def test_the_role_of_a_user_is_the_lowest_of_all_tokens_of_that_name(tmp_path):
@@ -136,10 +136,10 @@ def test_names_and_roles_are_checked(tmp_path):
             add_token(tmp_path / "tokens", name, role)
 
 
-def test_a_mistyped_token_is_told_apart_from_an_unknown_one(ask):
+def test_a_mistyped_token_and_an_unknown_one_have_different_messages(call):
     good = new_token()
-    unknown = ask("GET", "/api/v1/jobs", role="", headers={"authorization": f"Bearer {good}"})
-    mistyped = ask("GET", "/api/v1/jobs", role="", headers={"authorization": f"Bearer {good[:-2]}"})
+    unknown = call("GET", "/api/v1/jobs", role="", headers={"authorization": f"Bearer {good}"})
+    mistyped = call("GET", "/api/v1/jobs", role="", headers={"authorization": f"Bearer {good[:-2]}"})
     assert unknown.status == mistyped.status == 401
     assert "not known" in unknown.json["message"]
     assert "mistyped" in mistyped.json["message"]

@@ -18,7 +18,7 @@ def a_used_home(tmp_path, *, store: bytes | None = None):
 
 
 @pytest.mark.parametrize(("store", "state"), [(None, "is missing"), (b"", "is empty")])
-def test_a_store_that_is_gone_is_asked_about_and_nothing_is_touched(tmp_path, store, state):
+def test_a_home_with_a_missing_or_empty_store_is_refused_and_unchanged(tmp_path, store, state):
     home = a_used_home(tmp_path, store=store)
     before = sorted(home.rglob("*"))
     with pytest.raises(InvalidInput, match=state) as error:
@@ -29,20 +29,20 @@ def test_a_store_that_is_gone_is_asked_about_and_nothing_is_touched(tmp_path, st
     assert sorted(home.rglob("*")) == before
 
 
-def test_a_fresh_start_sets_aside_what_was_left_and_deletes_nothing(tmp_path):
+def test_a_fresh_start_renames_old_files_and_deletes_nothing(tmp_path):
     home = a_used_home(tmp_path)
-    (home / "hodei.db-wal").write_text("the last words of the store")
-    aside = check_store_exists(home, fresh=True)
-    assert sorted(path.name.partition(".before-")[0] for path in aside) == ["agent", "hodei.db-wal"]
+    (home / "hodei.db-wal").write_text("pending writes")
+    renamed = check_store_exists(home, fresh=True)
+    assert sorted(path.name.partition(".before-")[0] for path in renamed) == ["agent", "hodei.db-wal"]
     assert next(home.glob("agent.before-*/journal")).read_text() == "1.0.1 claimed"
-    assert next(home.glob("hodei.db-wal.before-*")).read_text() == "the last words of the store"
+    assert next(home.glob("hodei.db-wal.before-*")).read_text() == "pending writes"
     assert not (home / "agent").exists()
     assert (home / "tokens").exists()
 
 
-def test_a_new_home_and_a_home_with_its_store_are_no_question(tmp_path):
+def test_a_new_home_and_a_home_with_its_store_are_accepted(tmp_path):
     assert check_store_exists(tmp_path, fresh=False) == []
-    (tmp_path / "tokens").write_text("put there beforehand")
+    (tmp_path / "tokens").write_text("prepared")
     (tmp_path / "agent").mkdir()
     assert check_store_exists(tmp_path, fresh=False) == []
     (tmp_path / "agent" / "journal").write_text("1.0.1 claimed")

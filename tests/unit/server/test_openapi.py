@@ -27,16 +27,16 @@ def refs(value):
             yield from refs(inner)
 
 
-def test_the_document_has_every_route_and_nothing_else(ask):
-    got = ask("GET", "/api/v1/openapi.json", role="").json
-    assert got == DOCUMENT
-    assert got["openapi"] == "3.1.0"
-    listed = {(method.upper(), path) for path, methods in got["paths"].items() for method in methods}
+def test_the_document_has_every_route_and_nothing_else(call):
+    document = call("GET", "/api/v1/openapi.json", role="").json
+    assert document == DOCUMENT
+    assert document["openapi"] == "3.1.0"
+    listed = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert listed == {(route.method, route.path) for route in TABLE}
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: f"{route.method} {route.path}")
-def test_each_operation_tells_its_errors_its_policy_and_its_parameters(route):
+def test_each_operation_has_its_errors_policy_and_parameters(route):
     operation = DOCUMENT["paths"][route.path][route.method.lower()]
     assert operation["responses"]["default"] == {"$ref": "#/components/responses/Problem"}
     assert str(route.status) in operation["responses"]
@@ -46,12 +46,12 @@ def test_each_operation_tells_its_errors_its_policy_and_its_parameters(route):
     assert in_path == set(re.findall(r"\{(\w+)\}", route.path))
 
 
-def test_every_reference_leads_somewhere():
+def test_every_reference_resolves():
     for ref in refs(DOCUMENT):
-        here = DOCUMENT
+        target = DOCUMENT
         for part in ref.removeprefix("#/").split("/"):
-            assert part in here, ref
-            here = here[part]
+            assert part in target, ref
+            target = target[part]
 
 
 def test_the_reference_names_every_route_and_every_code():
@@ -64,6 +64,6 @@ def test_the_reference_names_every_route_and_every_code():
         assert f"`{kind.code}`" in text
 
 
-def test_operations_have_names_of_their_own():
+def test_operation_ids_are_distinct():
     names = [operation["operationId"] for methods in DOCUMENT["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))

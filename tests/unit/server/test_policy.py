@@ -1,4 +1,4 @@
-"""Every route has a policy, and the policy is what the app really does."""
+"""Every route has a policy, and the app enforces it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def filled(path: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda part: "1" if part[1] == "id" else "n1", path)
 
 
-def named(route) -> str:
+def route_id(route) -> str:
     return f"{route.method} {route.path}"
 
 
@@ -32,39 +32,39 @@ def test_the_app_serves_exactly_the_table(app):
         assert route.path == route.app.route.path
         mounted.append(route.app.route)
     assert mounted == list(app.table) == list(TABLE)
-    assert len({named(route) for route in TABLE}) == len(TABLE)
+    assert len({route_id(route) for route in TABLE}) == len(TABLE)
     assert all(isinstance(route.policy, Policy) for route in TABLE)
 
 
-def test_only_what_is_meant_to_be_public_is_public():
+def test_the_public_routes_are_these():
     public = {route.path for route in TABLE if route.policy is PUBLIC}
     assert public == {"/", "/livez", "/readyz", f"{API}/schema/job", f"{API}/openapi.json"}
 
 
-@pytest.mark.parametrize("route", GUARDED, ids=named)
-def test_nobody_comes_in_without_a_token_or_with_a_wrong_one(ask, route):
+@pytest.mark.parametrize("route", GUARDED, ids=route_id)
+def test_a_request_without_a_valid_token_is_refused(call, route):
     path = filled(route.path)
-    anonymous = ask(route.method, path, role="")
+    anonymous = call(route.method, path, role="")
     assert (anonymous.status, anonymous.code) == (401, "UNAUTHORIZED")
     assert "Authorization: Bearer" in anonymous.json["hint"]
     assert anonymous.headers["www-authenticate"].startswith("Bearer")
     for wrong in ("Bearer nonsense", "Bearer ", "Basic dXNlcjp0b2tlbg==", "user-token", "Bearer user-token-x"):
-        assert ask(route.method, path, role="", headers={"authorization": wrong}).status == 401
+        assert call(route.method, path, role="", headers={"authorization": wrong}).status == 401
 
 
-@pytest.mark.parametrize("route", GUARDED, ids=named)
-def test_each_role_can_do_what_the_policy_says_and_no_more(ask, route):
+@pytest.mark.parametrize("route", GUARDED, ids=route_id)
+def test_each_role_can_do_what_the_policy_says_and_no_more(call, route):
     for role, rank in (("viewer", 1), ("user", 2), ("admin", 3)):
         if route.path.endswith("/stream") and rank >= route.policy.rank:
-            continue  # admitted streams do not end by themselves; they are tried on a real socket
-        got = ask(route.method, filled(route.path), role=role)
+            continue  # admitted streams do not end by themselves; test_stream_real tests them
+        response = call(route.method, filled(route.path), role=role)
         if rank < route.policy.rank:
-            assert (got.status, got.code) == (403, "FORBIDDEN")
+            assert (response.status, response.code) == (403, "FORBIDDEN")
         else:
-            assert got.status not in (401, 403)
+            assert response.status not in (401, 403)
 
 
-def test_a_viewer_changes_nothing_and_a_user_no_nodes():
+def test_changes_need_write_rights_and_changes_of_nodes_admin_rights():
     for route in TABLE:
         if route.method != "GET" and not route.path.endswith(("/plan", "/whatif")):
             assert route.policy in (WRITE, ADMIN)
@@ -72,23 +72,23 @@ def test_a_viewer_changes_nothing_and_a_user_no_nodes():
 
 
 @pytest.mark.parametrize("name", ["livez", "readyz", "metrics", "health", "openapi.json"])
-def test_a_resource_named_like_a_public_path_is_not_public(ask, name):
+def test_a_resource_named_like_a_public_path_is_not_public(call, name):
     for path in (f"{API}/nodes/{name}", f"{API}/jobs/{name}", f"{API}/jobs/{name}/why"):
-        assert ask("GET", path, role="").status == 401
+        assert call("GET", path, role="").status == 401
 
 
 @pytest.mark.parametrize(
     "path", ["//livez", "/livez/", "/x/livez", "/livez/..", f"{API}/livez", f"{API}/nodes/../livez"]
 )
-def test_a_path_that_merely_ends_like_a_public_one_is_nothing(ask, path):
-    assert ask("GET", path, role="").status in (401, 404)
+def test_a_path_that_only_ends_like_a_public_one_is_not_served(call, path):
+    assert call("GET", path, role="").status in (401, 404)
 
 
-def test_a_token_in_the_url_is_not_a_token(ask):
-    assert ask("GET", f"{API}/jobs?token=user-token", role="").status == 401
-    told = ask("GET", f"{API}/jobs?token=user-token")
-    assert told.status == 422
-    assert "must not contain a token" in told.json["message"]
+def test_a_token_in_the_url_is_not_a_token(call):
+    assert call("GET", f"{API}/jobs?token=user-token", role="").status == 401
+    response = call("GET", f"{API}/jobs?token=user-token")
+    assert response.status == 422
+    assert "must not contain a token" in response.json["message"]
 
 
 def test_metrics_are_open_only_when_the_operator_says_so(service, tokens):

@@ -62,7 +62,7 @@ def test_no_rate_is_no_limit():
         rates.spend("ann")
 
 
-def test_bytes_are_bounded_for_each_and_for_all():
+def test_body_bytes_are_limited_per_caller_and_in_total():
     limit = UsageLimit("bodies", total=100, each=60)
     with limit.hold_growing("ann") as take, limit.hold_growing("ann") as also, limit.hold_growing("bob") as other:
         take(50)
@@ -78,22 +78,22 @@ def test_bytes_are_bounded_for_each_and_for_all():
 
 
 @pytest.mark.parametrize(
-    ("client", "place"),
+    ("client", "key"),
     [
         (("127.0.0.1", 1), "127.0.0.1"), (("::ffff:10.0.0.1", 1), "10.0.0.1"), (None, ""),
         (("2001:db8:1:2:3:4:5:6", 1), "2001:db8:1:2::/64"), (("fe80::1%eth0", 1), "fe80::/64"), (("odd", 1), "odd"),
     ],
 )  # fmt: skip
-def test_addresses_of_one_host_are_one_place(client, place):
-    assert client_address(client) == place
+def test_addresses_of_one_host_share_one_key(client, key):
+    assert client_address(client) == key
 
 
-def test_a_caller_without_a_token_is_known_by_the_address():
+def test_a_caller_without_a_token_is_limited_by_address():
     assert limit_key(Principal("ann", "user"), {"client": ("10.0.0.1", 1)}) == "ann"
     assert limit_key(ANYONE, {"client": ("10.0.0.1", 1)}) == "address:10.0.0.1"
 
 
-class Line:
+class FakeConnection:
     def __init__(self, idle: bool = True) -> None:
         self.idle, self.dropped = idle, False
 
@@ -101,43 +101,43 @@ class Line:
         self.dropped = True
 
 
-def test_a_full_place_drops_its_longest_idle_connection_and_no_others():
-    crowd = OpenConnections(100, 2)
-    other, first, second, third = Line(), Line(), Line(), Line()
-    assert crowd.add(other, "b")
-    assert crowd.add(first, "a")
-    assert crowd.add(second, "a")
-    crowd.touch(first, "a")
-    assert crowd.add(third, "a")
+def test_an_address_at_its_limit_drops_its_longest_idle_connection():
+    connections = OpenConnections(100, 2)
+    other, first, second, third = FakeConnection(), FakeConnection(), FakeConnection(), FakeConnection()
+    assert connections.add(other, "b")
+    assert connections.add(first, "a")
+    assert connections.add(second, "a")
+    connections.touch(first, "a")
+    assert connections.add(third, "a")
     assert (first.dropped, second.dropped, other.dropped) == (False, True, False)
-    crowd.remove(second, "a")  # as it does by itself, a little later
-    assert crowd.count == 3
+    connections.remove(second, "a")  # as the server does when the dropped connection closes
+    assert connections.count == 3
 
 
-def test_a_full_place_that_works_turns_the_new_connection_away():
-    crowd = OpenConnections(100, 2)
-    busy = [Line(idle=False), Line(idle=False)]
-    assert all(crowd.add(line, "a") for line in busy)
-    late = Line()
-    assert not crowd.add(late, "a")
-    assert crowd.add(late, "b")
-    assert not any(line.dropped for line in busy)
-    crowd.remove(busy[0], "a")
-    assert crowd.add(Line(), "a")
+def test_an_address_with_only_busy_connections_is_refused_a_new_one():
+    connections = OpenConnections(100, 2)
+    busy = [FakeConnection(idle=False), FakeConnection(idle=False)]
+    assert all(connections.add(connection, "a") for connection in busy)
+    new = FakeConnection()
+    assert not connections.add(new, "a")
+    assert connections.add(new, "b")
+    assert not any(connection.dropped for connection in busy)
+    connections.remove(busy[0], "a")
+    assert connections.add(FakeConnection(), "a")
 
 
-def test_a_full_house_takes_the_room_from_the_largest_place():
-    crowd = OpenConnections(5, 4)
-    many = [Line() for _ in range(4)]
-    few = Line()
-    assert all(crowd.add(line, "a") for line in many)
-    assert crowd.add(few, "b")
-    assert crowd.add(Line(), "c")
-    assert (many[0].dropped, few.dropped, crowd.count) == (True, False, 5)
+def test_a_full_server_drops_an_idle_connection_of_the_address_with_most():
+    connections = OpenConnections(5, 4)
+    many = [FakeConnection() for _ in range(4)]
+    few = FakeConnection()
+    assert all(connections.add(connection, "a") for connection in many)
+    assert connections.add(few, "b")
+    assert connections.add(FakeConnection(), "c")
+    assert (many[0].dropped, few.dropped, connections.count) == (True, False, 5)
 
 
 def test_clients_without_an_address_share_no_limit():
-    crowd = OpenConnections(100, 2)
-    lines = [Line() for _ in range(10)]
-    assert all(crowd.add(line, "") for line in lines)
-    assert not any(line.dropped for line in lines)
+    connections = OpenConnections(100, 2)
+    many = [FakeConnection() for _ in range(10)]
+    assert all(connections.add(connection, "") for connection in many)
+    assert not any(connection.dropped for connection in many)
