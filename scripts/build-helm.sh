@@ -1,7 +1,7 @@
 #!/bin/sh
-# Helm for the test that compares the chart with the plain manifests, built once from the Go module proxy:
+# Builds Helm once, from the Go module proxy, for the test that compares the chart with the plain manifests:
 #   build-helm.sh [FOLDER]
-# It needs only Go (scripts/install-go.sh fetches one if necessary). The binary appears when it is complete.
+# It needs only Go, which scripts/install-go.sh downloads if it is missing. An interrupted build leaves no binary.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 version=v3.22.0

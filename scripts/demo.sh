@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job of Hodei on the embedded default, to the end: start, submit, explain, wait, show, stop.
+# A tour of a local server: start, submit, explain, wait, show, stop.
 set -eu
 bin=${1:?the folder with hodei in it}
 here=$(dirname "$0")/..

@@ -1,8 +1,7 @@
 """install.py EXTRA [--locked]: install hodei[EXTRA] from this folder into the environment of this Python, and show progress.
 
-A quiet pip looks as if it hangs, and a verbose one hides what matters: this prints one line per package. `--locked`
-installs the versions of requirements-dev.lock and checks their hashes. Standard library only: nothing else is installed
-yet.
+It prints one line per package: a quiet pip seems to hang, and a verbose one prints too much. `--locked` installs the
+versions of requirements-dev.lock and checks their hashes. Standard library only: nothing else is installed yet.
 """
 
 import re
@@ -29,7 +28,7 @@ def progress(line: str) -> str:
 
 
 def pip_install(*args: str) -> int:
-    # Without byte code: Python compiles what is imported on its first use, and most of it never is.
+    # Without byte code: Python compiles a module when it is first imported, and most never are.
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", "--no-color"]
     output: list[str] = []
     with subprocess.Popen(

@@ -1,6 +1,6 @@
 """lock.py: write requirements-dev.lock, every version and hash of the development environment.
 
-pip-tools resolves in an environment of its own, so that it adds nothing to the one that it locks.
+pip-tools runs in its own environment, so that it is not part of the locked one.
 """
 
 import re

@@ -1,5 +1,5 @@
 #!/bin/sh
-# make-venv.sh PYTHON VENV: a virtual environment with pip, on a machine that may have nothing but python3.
+# make-venv.sh PYTHON VENV: creates a virtual environment with pip, also on a machine with nothing but python3.
 set -eu
 python=$1 venv=$2
 "$python" - <<'PY' || exit 1
@@ -8,13 +8,13 @@ if sys.version_info < (3, 11):
     sys.exit(f"Hodei needs Python 3.11 or newer; this is {sys.version.split()[0]}. Try: make PYTHON=python3.12 ...")
 PY
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && exit 0
-echo "==> making a virtual environment in $venv ($("$python" --version))"
+echo "==> creating a virtual environment in $venv ($("$python" --version))"
 rm -rf "$venv"
 if "$python" -m venv "$venv" >/dev/null 2>&1; then exit 0; fi
-# Debian ships venv and ensurepip apart from python3.
+# Debian packages venv and ensurepip separately from python3.
 rm -rf "$venv"
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing python3-venv (Debian keeps it apart from python3)" >&2
+    echo "installing python3-venv (a separate package on Debian)" >&2
     version=$("$python" -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
     { apt-get install -y -qq "python$version-venv" || { apt-get update -qq && apt-get install -y -qq "python$version-venv"; } ||
         apt-get install -y -qq python3-venv; } >/dev/null 2>&1 || true
@@ -22,6 +22,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 fi
 rm -rf "$venv"
 if "$python" -m virtualenv -q "$venv" 2>/dev/null; then exit 0; fi
-echo "cannot make a virtual environment: python's venv module is missing" >&2
+echo "cannot create a virtual environment: python's venv module is missing" >&2
 echo "next: sudo apt-get install python3-venv   (or: $python -m pip install --user virtualenv)" >&2
 exit 1

@@ -1,6 +1,6 @@
-"""release.py VERSION: cut a release of this checkout: changelog section, version, commit, tag, wheel, SBOM and image.
+"""release.py VERSION: create a release of this checkout: changelog section, version, commit, tag, wheel, SBOM and image.
 
-It changes only this checkout and dist/. It pushes and publishes nothing; the last lines say how to.
+It changes only this checkout and dist/. It pushes and publishes nothing, and prints the command that does.
 """
 
 import re
@@ -21,7 +21,7 @@ def run(*command: str) -> str:
 
 
 def cut_changelog(text: str, version: str, day: str) -> str:
-    """The changelog with a section for VERSION: the one that it has, or what is now under Unreleased."""
+    """The changelog with a section for VERSION. An existing one is kept, else Unreleased becomes that section."""
     before, mark, after = text.partition(UNRELEASED)
     if not mark:
         raise ValueError(f"{CHANGELOG} has no section [Unreleased]")
@@ -63,9 +63,9 @@ def release(version: str) -> None:
     set_versions(version)
     if run("git", "status", "--porcelain"):
         run("git", "commit", "--quiet", "--all", "--message", f"Version {version}")
-    # The artifacts come before the tag: a build that fails leaves no tag behind.
+    # The artifacts come before the tag, so a failed build leaves no tag.
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", ".")
-    # Only then is the installed version the one that the SBOM has to name.
+    # The SBOM names the installed version, so install the new one first.
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", ".")
     run(sys.executable, "scripts/sbom.py", f"dist/hodei-{version}.cdx.json")
     image = f"hodei:{version}"

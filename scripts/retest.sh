@@ -1,7 +1,7 @@
 #!/bin/sh
-# retest.sh BIN: run the tests that failed in the last runs of pytest again, one after the other, if they are few.
-# A test that fails among others and passes alone depends on the speed or the state of the machine. That is a defect to
-# repair, but no reason to discard a whole CI run. Many failures, or none on record, are.
+# retest.sh BIN: runs the tests that failed in the last runs of pytest again, one after the other, if there are at most five.
+# A test that fails among others and passes alone depends on the speed or the state of the machine. That is a defect to fix,
+# but it does not fail the CI run. More failures do, and so does a failed run without a recorded failure.
 set -eu
 bin=$1
 most=5
@@ -15,9 +15,9 @@ PYTHON
 )
 count=$(printf '%s' "$failed" | grep -c '' || true)
 if [ "$count" -eq 0 ] || [ "$count" -gt "$most" ]; then
-    echo "error: $count tests are on record as failed; only 1 to $most of them are run again" >&2
+    echo "error: $count tests are recorded as failed; only 1 to $most are run again" >&2
     exit 1
 fi
-echo "==> FLAKY if they pass now, alone; each is a defect to repair:"
+echo "==> FLAKY if they pass now, alone; each is a defect to fix:"
 printf '%s\n' "$failed"
 printf '%s\n' "$failed" | tr '\n' '\0' | xargs -0 "$bin/python" -m pytest

@@ -1,4 +1,4 @@
-"""sbom.py FILE: the software bill of materials of an installation with all extras, as CycloneDX JSON.
+"""sbom.py FILE: write the software bill of materials of an installation with all extras, as CycloneDX JSON.
 
 It lists Hodei and the installed packages that `hodei[server,kubernetes,docker,plots]` needs, not the developer tools.
 """
@@ -16,7 +16,7 @@ EXTRAS = ("server", "kubernetes", "docker", "plots")
 
 
 def closure(name: str, extras: tuple[str, ...]) -> dict[str, tuple[Distribution, set[str]]]:
-    """Every package that NAME with EXTRAS needs here, each with the names of those that it needs itself."""
+    """All packages that NAME with EXTRAS depends on, directly or not, each with the names of its direct dependencies."""
     found: dict[str, tuple[Distribution, set[str]]] = {}
     todo = [(canonicalize_name(name), frozenset(extras))]
     seen = set(todo)

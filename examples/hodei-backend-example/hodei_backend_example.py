@@ -4,9 +4,9 @@
     kind = "example"
     cpus = 2
 
-Each run has a directory. A supervisor process (`python -m hodei_backend_example DIRECTORY`) starts the command, outlives
-the server and writes down how the command ended, so a server that restarts finds every run again. The file `began`
-makes a start idempotent: only one supervisor can create it, and it is locked while the supervisor lives.
+Each run has a directory. A supervisor process (`python -m hodei_backend_example DIRECTORY`) starts the command, survives
+the server and records how the command ended, so a restarted server finds every run again. The file `began` makes a start
+idempotent: only one supervisor can create it, and it is locked while the supervisor is alive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make(name: str, settings: Settings, context: BackendContext) -> ExampleBacke
 
 class ExampleBackend(BaseBackend):
     kind = "example"
-    capabilities = Capabilities()  # commands, and nothing optional
+    capabilities = Capabilities()  # runs commands; no optional features
 
     def __init__(self, name: str, cpus: int, context: BackendContext) -> None:
         super().__init__(name)
@@ -87,7 +87,9 @@ class ExampleBackend(BaseBackend):
     def _start(self, order: Start) -> None:
         run, task = order.run, order.task
         for need in set(needs_of(order.spec, task)) & set(unmet_by(self.capabilities)):
-            raise BackendRefused(f"backend {self.name} cannot do what the job needs: {need}", hint="use another backend")
+            raise BackendRefused(
+                f"backend {self.name} cannot do what the job needs: {need}", hint="use another backend"
+            )
         variables = {
             "HODEI_RUN_ID": run.id,
             "HODEI_JOB_ID": str(run.job),
@@ -100,7 +102,7 @@ class ExampleBackend(BaseBackend):
         if (directory / "began").exists():
             return
         directory.mkdir(mode=0o700, exist_ok=True)
-        # In a file and not on a command line: values of the environment may be secret.
+        # In a file, not on a command line: values of the environment may be secret.
         _write(
             directory / "order.json",
             {
@@ -133,7 +135,7 @@ class ExampleBackend(BaseBackend):
         return {path.name: _look_at(path) for path in directories}
 
     async def forget(self, orders: Sequence[Forget]) -> None:
-        """Logs of forgotten runs stay for a while."""
+        """Logs of forgotten runs are kept for the server's retention time."""
         for order in orders:
             if (self._runs / order.run).exists():
                 (self._runs / order.run / "forgotten").touch()
@@ -149,7 +151,7 @@ class ExampleBackend(BaseBackend):
                 file.seek(offset)
                 data = file.read(limit)
         except FileNotFoundError:
-            data = b""  # it has not begun
+            data = b""  # it has not started
         return data, offset + len(data)
 
 
@@ -177,20 +179,17 @@ def _mtime_ms(path: Path) -> int:
 
 
 def _write(path: Path, value: object) -> None:
-    """All or nothing."""
+    """Atomic: other processes see the whole file or none."""
     staging = path.with_suffix(f".{os.getpid()}.tmp")
     staging.write_text(json.dumps(value))
     staging.replace(path)
 
 
-# -------------------------------------------------------------------------------------------- supervisor
-
-
 def supervise(directory: Path) -> None:
-    """Returns when the run has begun, in this call or an earlier one; a child process stays until the run has ended."""
+    """Returns when the run has started, in this or an earlier call. A child process stays until the run has ended."""
     claim = directory / f"claim.{os.getpid()}"
     lock = os.open(claim, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # before it has its name; held by the child for as long as it lives
+    fcntl.flock(lock, fcntl.LOCK_EX)  # before the file is visible as `began`; the child holds the lock until it exits
     try:
         os.link(claim, directory / "began")
     except FileExistsError:
