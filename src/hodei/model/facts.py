@@ -17,6 +17,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import HealthState, Job, Run, RunState
 from hodei.model.node import Node, NodeOverrides, Taint
 from hodei.model.reservation import Reservation
+from hodei.model.usage import RunUsage
 
 
 class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True, kw_only=True):
@@ -110,7 +111,7 @@ class RunObserved(Fact, frozen=True):
     runs that never started start_failed, or not_reached if the backend was unreachable. `permanent` (with `refused` or
     `error`): a retry can never succeed. `checkpoint_ms`: time of the last checkpoint, 0 if none; `checkpoint_error`: a
     requested checkpoint failed. `health`: result of the latest health checks, "" without one. `started_ms`: with an
-    end, when the run started, 0 if unknown.
+    end, when the run started, 0 if unknown. `usage`: with an end, what the run used, None if unknown.
     """
 
     run: RunId
@@ -124,6 +125,7 @@ class RunObserved(Fact, frozen=True):
     health: HealthState = ""
     checkpoint_error: str = ""
     started_ms: int = 0
+    usage: RunUsage | None = None
 
 
 class StopWithdrawn(Fact, frozen=True):

@@ -19,6 +19,7 @@ from hodei.model.node import Grant, Location, Taint, TaintEffect, Volume
 from hodei.model.outcome import StopReason
 from hodei.model.resources import CPU, MEMORY, Resources
 from hodei.model.usage import RunUsage
+from hodei.model.usage import RunUsage
 
 # Refusals (`Verdict`) and the record of a placement (`Decision`).
 
@@ -487,6 +488,7 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     grant: Grant | None = None
     kind: Literal["", "head", "backfill", "spill"] = ""
     health: HealthState = ""
+    usage: RunUsage | None = None
     usage: RunUsage | None = None
 
 

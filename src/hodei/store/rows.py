@@ -23,6 +23,7 @@ from hodei.model.job import NOT_ESCALATED, Decision, EscalationState, Job, JobSp
 from hodei.model.node import Grant, NodeOverrides
 from hodei.model.outcome import StopReason
 from hodei.model.reservation import Reservation
+from hodei.model.usage import RunUsage
 
 Row = Sequence[Any]
 
@@ -32,7 +33,7 @@ JOB = (*JOB_STATUS, "project", "user", "name")
 RUN_KEY = ("job", "attempt", "member")
 RUN_STATUS = (
     *RUN_KEY, "task", "node", "backend", "state", "placed_ms", "started_ms", "finished_ms",
-    "exit_code", "reason_code", "reason", "rank", "checkpoint_ms", "health", "stop_reason",
+    "exit_code", "reason_code", "reason", "rank", "checkpoint_ms", "health", "stop_reason", "usage",
 )  # fmt: skip
 RUN = (*RUN_STATUS, "decision", "grant", "kind")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
@@ -58,7 +59,7 @@ _SHARED = tuple(
 _MAX_SPECS = 1024
 
 _job_status = attrgetter(*JOB_STATUS)
-_run_head = attrgetter(*RUN_STATUS[:-1])
+_run_head = attrgetter(*RUN_STATUS[:-2])
 _event_head = attrgetter(*EVENT[:-1])
 
 _encode = msgspec.json.Encoder().encode
@@ -68,6 +69,7 @@ _decode_escalation = msgspec.json.Decoder(EscalationState).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_grant = msgspec.json.Decoder(Grant).decode
 _decode_stop_reason = msgspec.json.Decoder(StopReason).decode
+_decode_usage = msgspec.json.Decoder(RunUsage).decode
 _decode_overrides = msgspec.json.Decoder(NodeOverrides).decode
 _decode_reservation = msgspec.json.Decoder(Reservation).decode
 _decode_periodic = msgspec.json.Decoder(Periodic).decode
@@ -109,6 +111,7 @@ TREES: dict[str, Callable[[str], Any]] = {
     "decision": _decode_decision,
     "grant": _decode_grant,
     "stop_reason": _decode_stop_reason,
+    "usage": _decode_usage,
 }
 _RunRow = _strict("_RunRow", Run, RUN, **dict.fromkeys(TREES, str | None))
 _EventRow = _strict("_EventRow", Event, EVENT, detail=str)
@@ -202,7 +205,8 @@ class JobDecoder:
 
 
 def run_status(run: Run) -> tuple[Any, ...]:
-    return (*_run_head(run), None if run.stop_reason is None else text(run.stop_reason))
+    trees = (None if tree is None else text(tree) for tree in (run.stop_reason, run.usage))
+    return (*_run_head(run), *trees)
 
 
 def run_row(run: Run) -> tuple[Any, ...]:

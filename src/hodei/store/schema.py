@@ -129,7 +129,10 @@ _VERSION_1 = (
 # Raw copies of damaged rows, and what was done about each.
 _VERSION_2 = quarantine.TABLE
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.AUDIT_DETAIL)
+# What a run used, as JSON.
+_VERSION_4 = ("ALTER TABLE run ADD COLUMN usage TEXT",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.AUDIT_DETAIL, _VERSION_4)
 VERSION = len(MIGRATIONS)
 
 

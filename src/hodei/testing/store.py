@@ -34,6 +34,7 @@ from hodei.model.job import (
 )
 from hodei.model.node import Location, NodeOverrides, Taint
 from hodei.model.outcome import StopReason
+from hodei.model.usage import RunUsage
 from hodei.ports import JobQuery, NodeRunsQuery, Store
 from hodei.testing.builders import NOW_MS, Connect, a_job, a_key, a_record, a_run, all_pages, an_event, new_jobs
 from hodei.testing.store_queries import StoreQueries
@@ -193,6 +194,16 @@ class StoreConformance(StoreQueries, StoreRecords):
         store.commit([*new_jobs(1), SaveRun(run, new=True)])
         assert store.run("1.2.3") == run
         assert store.runs(1) == [run]
+
+    @pytest.mark.parametrize(
+        "usage", [RunUsage(), RunUsage(cpu_ms=0), RunUsage(7_200_000, 2**40, 2**50, 0)], ids=["none", "zero", "all"]
+    )
+    def test_the_usage_of_a_run_comes_back_as_it_was_saved_with_its_end(self, store: Any, usage: RunUsage) -> None:
+        store.commit([*new_jobs(1), SaveRun(a_run(1, state="running", started_ms=5), new=True)])
+        assert store.run("1.0.1").usage is None
+        ended = a_run(1, state="succeeded", started_ms=5, finished_ms=9, usage=usage)
+        store.commit([SaveRun(ended)])
+        assert store.run("1.0.1") == ended
 
     def test_events_overrides_and_keys_come_back_as_they_were(self, store: Any) -> None:
         verdict = Verdict(Reason("fit", "NO_ROOM", "no room"), 2, ("n1", "n2"))

@@ -122,6 +122,8 @@ DAMAGES = {
     "the state of a run": ("UPDATE run SET state = 'flying' WHERE job = ?", 2),
     "the decision of a run": ("UPDATE run SET decision = '{' WHERE job = ?", 2),
     "the grant of a run": ("UPDATE run SET grant = '[' WHERE job = ?", 2),
+    "the usage of a run": ("UPDATE run SET usage = '[' WHERE job = ?", 2),
+    "the usage of a run below zero": ("""UPDATE run SET usage = '{"cpu_ms":-1}' WHERE job = ?""", 2),
     "the node of a run": ("UPDATE run SET node = CAST(x'ff' AS TEXT) WHERE job = ?", 2),
     "the member of a run": ("UPDATE run SET member = 99 WHERE job = ?", 2),
     "an event's detail": ("UPDATE event SET detail = '[' WHERE seq = ?", 2),
@@ -402,6 +404,7 @@ def test_a_file_of_an_older_version_gets_its_quarantine(path: Path):
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("DROP TABLE quarantine")
     db.execute("ALTER TABLE audit DROP COLUMN detail")
+    db.execute("ALTER TABLE run DROP COLUMN usage")
     db.execute("PRAGMA user_version = 1")
     db.close()
     store = SqliteStore(path)

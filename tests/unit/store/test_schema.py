@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from builders import a_job, a_key, a_record, a_run
 from hodei.model.effects import SaveJob, SaveOverrides, SaveRun
@@ -15,6 +16,7 @@ from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.job import Candidate, Decision, Job, Run
 from hodei.model.node import NodeOverrides
 from hodei.model.outcome import StopReason
+from hodei.model.usage import RunUsage
 from hodei.store import SqliteStore, rows, schema, writes
 
 
@@ -69,6 +71,24 @@ def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Pa
     assert store.overrides() == [NodeOverrides("n1", cordoned=True)]
     assert store.key("k").jobs == (7,)
     assert store.counts()["running"] == 1
+
+
+def test_runs_of_a_file_without_usage_have_unknown_usage_and_new_ones_keep_theirs(path: Path):
+    with raw(path) as db:
+        schema.migrate(db, upto=3)
+        db.execute("INSERT INTO meta VALUES (1, 'abcdefgh', 4, 7, 9)")
+        db.execute(
+            """INSERT INTO run (job, attempt, member, task, node, backend, state, placed_ms, started_ms, finished_ms,
+               reason_code, reason) VALUES (7, 1, 0, 'main', 'n1', 'local', 'succeeded', 3, 4, 5, '', '')"""
+        )
+    store = SqliteStore(path)
+    store.open()
+    before = store.run("7.0.1")
+    assert before.usage is None
+    usage = RunUsage(cpu_ms=1500, peak_memory=2**30)
+    store.commit([SaveRun(structs.replace(before, usage=usage))])
+    assert store.run("7.0.1").usage == usage
+    store.close()
 
 
 def test_opening_twice_migrates_once(path: Path):

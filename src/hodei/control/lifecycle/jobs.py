@@ -134,6 +134,7 @@ class JobLifecycle:
             exit_code=fact.exit_code,
             reason_code="permanent" if fact.permanent else fact.reason_code,
             reason=fact.reason,
+            usage=fact.usage,
         )
         cluster.emit(
             "run.ended", now_ms, job=job.id, run=run.id, node=run.node, state=state, exit_code=fact.exit_code,
