@@ -114,3 +114,20 @@ def test_an_export_needs_a_format(installation: Installation) -> None:
     said = installation.hodei("job", "export", str(installation.submit("true")))
     assert said.code == 2
     assert "--scenario" in said.err
+
+
+def test_an_incident_is_exported_after_a_restart(installation: Installation, tmp_path: Path) -> None:
+    installation.configure(TWO).up()
+    job = installation.submit("true")
+    installation.ended(job)
+    before = exported(installation, job, tmp_path / "job.scenario.yaml")
+    assert installation.stop() == 0
+    installation.up()
+    after = exported(installation, job, tmp_path / "job.scenario.yaml")
+    assert [node["name"] for node in after["cluster"]] == ["a", "b"]  # type: ignore[attr-defined]
+    assert [(node["name"], node.get("there")) for node in after["cluster"]] == [  # type: ignore[attr-defined]
+        (node["name"], node.get("there"))
+        for node in before["cluster"]  # type: ignore[attr-defined]
+    ]
+    said = played(installation, tmp_path / "job.scenario.yaml")
+    assert said.code == 0, said.out + said.err

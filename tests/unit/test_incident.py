@@ -96,3 +96,21 @@ def test_drains_and_taints_are_facts_even_of_a_node_that_was_cordoned_already():
         (3, NodeOverridden("a", add_taints=(DOWN,))),
     )
     assert facts == [(1, {"cordon": "a"}), (2, {"drain": "a"}), (3, {"taint": "a", "as": "down:NoExecute"})]
+
+
+def test_nodes_that_join_again_after_a_restart_were_there_all_the_time():
+    def event(kind: str, at_ms: int, node: str = "") -> Event:
+        return Event(at_ms, BEGAN_MS + at_ms, kind, node=node)
+
+    events = [
+        event("node.joined", 5, "c"),
+        event("server.restarted", 10), *(event("node.joined", 11, name) for name in "abc"),
+        event("node.lost", 30, "b"),
+        event("server.restarted", 70_000), *(event("node.joined", 70_001, name) for name in "abc"),
+    ]  # fmt: skip
+    views = [node_view(node(name), {}, 0) for name in "abc"]
+    nodes = IncidentNodes(views, events, BEGAN_MS, BEGAN_MS + 60_000, set())
+    assert [(entry["name"], entry.get("there", True)) for entry in nodes.cluster()] == [
+        ("a", True), ("b", True), ("c", False)
+    ]  # fmt: skip
+    assert nodes.facts() == [(5, {"join": "c"}), (30, {"lose": "b"})]

@@ -202,14 +202,17 @@ _TOP = {CPU: "cpu", MEMORY: "memory", GPU: "gpu", STORAGE: "storage"}
 
 
 class IncidentNodes:
-    """The nodes at `start_ms`: the current nodes with all `events` since then undone. Facts are those until `end_ms`."""
+    """The nodes at `start_ms`: the current nodes with all `events` since then undone. Facts are those until `end_ms`.
+
+    After a restart of the server all its nodes join again; such a join is no change of the cluster.
+    """
 
     def __init__(
         self, views: Sequence[NodeView], events: Sequence[Event], start_ms: int, end_ms: int, used: set[str]
     ) -> None:
         self._start_ms, self._end_ms = start_ms, end_ms
         self._views = {view.name: view for view in views}
-        self._events = [event for event in events if event.kind in ("node.joined", "node.lost", "node.updated")]
+        self._events = list(_node_changes(events))
         lost = {event.node: event for event in self._events if event.kind == "node.lost"}
         self._removed = {name: event for name, event in lost.items() if name not in self._views}
         joined_later = {event.node for event in self._events if event.kind == "node.joined" and event.at_ms > end_ms}
@@ -249,6 +252,22 @@ class IncidentNodes:
             taints = [taint for taint in taints if taint not in event.detail.get("add_taints", ())]
             taints += event.detail.get("remove_taints", ())
         return taints
+
+
+def _node_changes(events: Iterable[Event]) -> Iterable[Event]:
+    """The events of nodes, without the joins that only follow from a restart of the server."""
+    joined, lost, restarted = set[str](), set[str](), False
+    for event in events:
+        if event.kind == "server.restarted":
+            restarted, joined = True, set()
+        elif event.kind == "node.joined":
+            if not restarted or event.node in joined or event.node in lost:
+                yield event
+            joined.add(event.node)
+            lost.discard(event.node)
+        elif event.kind in ("node.lost", "node.updated"):
+            lost |= {event.node} if event.kind == "node.lost" else set()
+            yield event
 
 
 def _facts_of(event: Event) -> list[dict[str, Any]]:

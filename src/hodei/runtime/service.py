@@ -30,6 +30,7 @@ from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.estimate import Estimate, RuntimeSample, StartForecast, runtime_sample
 from hodei.model.explanation import Explanation, PriorityBreakdown, WhatIf
 from hodei.model.facts import (
+    EventNoted,
     Fact,
     HistoryRestored,
     JobCancelled,
@@ -128,6 +129,7 @@ class Service:
         self.event_hub = EventHub()
         self.observers = Observers(self.prometheus.registry, lambda job: controller.cluster.jobs.get(job))
         self._last_job = opened.last_job
+        self._is_restart = opened.last_event > 0
         self._checks = checks
         self._decision_log = decision_log
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
@@ -171,6 +173,8 @@ class Service:
         while facts:
             batch = [facts.pop() for _ in range(min(_RESTORE_BATCH, len(facts)))]
             await self.loop.commit(batch)
+        if self._is_restart:  # before the nodes join again
+            self.loop.enqueue([EventNoted("server.restarted", detail={"epoch": self.epoch})])
         self.backend_manager.start()
         self._spawn(self.damaged_records.run())
         self._spawn(self.damaged_records.scan())
