@@ -224,20 +224,29 @@ JobId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 class RequeueRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """`arrays`: the id of any element. `failed`: only failed jobs, and the jobs that failed because they depended on
-    them."""
+    them. `permitted`: only those that the caller may requeue; without it, one that they may not requeue refuses all."""
 
     jobs: list[JobId] = []
     arrays: list[JobId] = []
     failed: bool = False
+    permitted: bool = False
+
+
+class RefusedJob(Struct, frozen=True):
+    """A job that the caller may not requeue. `code` and `reason` say why."""
+
+    id: int
+    code: str
+    reason: str
 
 
 class RequeueReply(Struct, frozen=True):
-    """`revived`: jobs that had failed because they depended on a requeued one, and are pending again. `refused`: such
-    jobs of other users, which are unchanged."""
+    """`revived`: jobs that had failed because they depended on a requeued one, and are pending again. `refused`: jobs that
+    the caller may not requeue, which are unchanged."""
 
     requeued: list[int]
     revived: list[int] = []
-    refused: list[int] = []
+    refused: list[RefusedJob] = []
 
 
 class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):

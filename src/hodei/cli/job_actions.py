@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -35,6 +37,7 @@ Action = Callable[[int], "JobView"]
 # For an array, `checkpoint` and `migrate` apply to the elements in these states.
 RUNNING = ("scheduled", "running")
 _CANCEL = "cancel requested"
+_NOT_OWNER = "NOT_OWNER"
 
 
 @click.command()
@@ -111,7 +114,10 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, ou
         targets = resolve_targets(server, jobs)
         if "all" in jobs and targets.jobs and not yes:
             _confirm(f"cancel {counted(len(targets.jobs), 'active job')}?", hint="add --yes")
-        code = _apply(targets, lambda id: server.cancel(id, reason), output, _CANCEL, "cancelled", array_done=_CANCEL)
+        code = _apply(
+            targets, lambda id: server.cancel(id, reason), output, _CANCEL, "cancelled",
+            array_done=_CANCEL, permitted="all" in jobs,
+        )  # fmt: skip
     ctx.exit(code)
 
 
@@ -130,20 +136,23 @@ def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, 
     \b
       hodei requeue --failed sweep     only the elements of an array that have failed
       hodei requeue 'sweep[3]'         one element
-      hodei requeue --failed all       every job that has failed
+      hodei requeue --failed all       every failed job that you may requeue
     """
     with client() as server:
         if failed:
             targets = resolve_targets(server, (job for job in jobs if job != "all"))
             if "all" in jobs:
                 targets = Targets(targets.arrays, [*targets.jobs, *_all_failed(server, targets, yes=yes)])
-            _requeue_failed(server, targets, output)
+            _requeue_failed(server, targets, output, permitted="all" in jobs)
             return
         targets = resolve_targets(server, jobs)
         if not yes:
             for array in targets.arrays:
                 _confirm_succeeded(array)
-        ctx.exit(_apply(targets, lambda id: _requeue(server, id), output, "requeue requested", "requeued"))
+        permitted, done = "all" in jobs, "requeued"
+        ctx.exit(
+            _apply(targets, lambda id: _requeue(server, id), output, "requeue requested", done, permitted=permitted)
+        )
 
 
 def _all_failed(server: Client, targets: Targets, *, yes: bool) -> list[int]:
@@ -176,8 +185,9 @@ def _confirm_succeeded(array: JobView) -> None:
     _confirm(f"{what}; run them again too?", hint=hint)
 
 
-def _requeue_failed(server: Client, targets: Targets, output: str) -> None:
-    done = server.requeue_all(targets.jobs, [array.id for array in targets.arrays], failed=True)
+def _requeue_failed(server: Client, targets: Targets, output: str, *, permitted: bool) -> None:
+    arrays = [array.id for array in targets.arrays]
+    done = server.requeue_all(targets.jobs, arrays, failed=True, permitted=permitted)
     if not is_for_people(output):
         views = [server.job(id).job for id in (*done.requeued, *done.revived)]
         emit_list(views, output, (), name=reference_text)
@@ -193,11 +203,8 @@ def _requeue_failed(server: Client, targets: Targets, output: str) -> None:
             click.echo(f"job {id}{name_in_brackets(server.job(id).job)} requeued")
         for id in done.revived:
             click.echo(f"job {id}{name_in_brackets(server.job(id).job)} is pending again: its dependency had failed")
-    if done.refused:
-        note(
-            f"unchanged: {counted(len(done.refused), 'job')} of other users that failed because of a dependency on these"
-        )
-    if not done.requeued:
+    _note_skipped([(job.code, job.reason) for job in done.refused])
+    if not done.requeued and not done.refused:
         note("nothing to do: none of them has failed")
 
 
@@ -214,7 +221,8 @@ def migrate(ctx: click.Context, jobs: tuple[str, ...], to: str, force: bool, out
     """
     with client() as server:
         targets, done = Targets([], resolve_ids(server, jobs, RUNNING)), "migration requested"
-        ctx.exit(_apply(targets, lambda id: server.migrate(id, to, force), output, done, done))
+        permitted = "all" in jobs
+        ctx.exit(_apply(targets, lambda id: server.migrate(id, to, force), output, done, done, permitted=permitted))
 
 
 def _verb(
@@ -236,7 +244,7 @@ def _verb(
         with client() as server:
             whole = not states
             targets = resolve_targets(server, jobs) if whole else Targets([], resolve_ids(server, jobs, states))
-            ctx.exit(_apply(targets, act(server), output, requested, done))
+            ctx.exit(_apply(targets, act(server), output, requested, done, permitted="all" in jobs))
 
     return command
 
@@ -264,13 +272,22 @@ checkpoint = _verb(
 )  # fmt: skip
 
 
-def _apply(targets: Targets, act: Action, output: str, requested: str, done: str, *, array_done: str = "") -> int:
+def _apply(
+    targets: Targets,
+    act: Action,
+    output: str,
+    requested: str,
+    done: str,
+    *,
+    array_done: str = "",
+    permitted: bool = False,
+) -> int:
     """Apply a verb to arrays and jobs; returns the exit code of the first failure. `requested` is printed for a running
-    job, which has not followed yet, `done` for the others."""
+    job, which has not followed yet, `done` for the others. `permitted`: jobs of other users are skipped."""
     from hodei.client import ArrayId
 
-    arrays, array_code = _call_each([ArrayId(array.id) for array in targets.arrays], act)
-    jobs, code = _call_each(targets.jobs, act)
+    arrays, array_code = _call_each([ArrayId(array.id) for array in targets.arrays], act, permitted=permitted)
+    jobs, code = _call_each(targets.jobs, act, permitted=permitted)
     if not is_for_people(output):
         emit_list([*arrays, *jobs], output, (), name=reference_text)
         return array_code or code
@@ -284,18 +301,30 @@ def _apply(targets: Targets, act: Action, output: str, requested: str, done: str
     return array_code or code
 
 
-def _call_each(ids: Sequence[int], act: Action) -> tuple[list[JobView], int]:
+def _call_each(ids: Sequence[int], act: Action, *, permitted: bool) -> tuple[list[JobView], int]:
     """The results, and the exit code of the first failure. Failures are reported as they happen."""
-    views, code = list["JobView"](), errors.OK
+    views, code, skipped = list["JobView"](), errors.OK, list[tuple[str, str]]()
     for id in ids:
         try:
             views.append(act(id))
         except HodeiError as error:
+            if permitted and error.code == _NOT_OWNER:
+                skipped.append((error.code, error.message))
+                continue
             code = code or errors.exit_code_of(error)
             if code == errors.UNREACHABLE:
                 raise
             errors.report(error)
+    _note_skipped(skipped)
     return views, code
+
+
+def _note_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """One line for each code, with the first of its messages."""
+    for code, of_code in groupby(sorted(skipped, key=itemgetter(0)), key=itemgetter(0)):
+        (_, first), *others = of_code
+        more = f" (and {len(others)} more)" if others else ""
+        note(f"skipped {counted(1 + len(others), 'job')}: {clean(first)}{more} [{code}]")
 
 
 def _confirm(question: str, *, hint: str) -> None:

@@ -155,14 +155,16 @@ class Client(ResourceClient):
         arrays: Reference | Sequence[Reference] = (),
         *,
         failed: bool = False,
+        permitted: bool = False,
     ) -> RequeueReply:
-        """Requeue jobs and elements of arrays. `failed`: only failed ones, and jobs that failed because of them."""
+        """Requeue jobs and elements of arrays. `failed`: only failed ones, and jobs that failed because of them.
+        `permitted`: only those that this caller may requeue; without it, one that they may not requeue refuses all."""
         job_ids, array_ids = list[int](), [self._element_id(one) for one in as_list(arrays)]
         for one in as_list(jobs):
             array, ids = self.resolve(one)
             job_ids += ids
             array_ids += [array.id] if array is not None else []
-        request = RequeueRequest(job_ids, array_ids, failed)
+        request = RequeueRequest(job_ids, array_ids, failed, permitted)
         return self._post("/jobs/requeue", RequeueReply, request, idempotent=False)
 
     def suspend(self, id: Reference) -> JobView:

@@ -228,19 +228,26 @@ def list_folded(store: Store, query: JobQuery) -> tuple[list[JobRow], JobId]:
 
 
 class Requeued(Struct, frozen=True):
-    """`revived`: dependents that had failed waiting for a requeued job. `refused`: such jobs of other users, unchanged."""
+    """`revived`: dependents that had failed waiting for a requeued job. `refused`: jobs that the caller may not requeue, and
+    why; they are unchanged."""
 
     requeued: list[JobId]
     revived: list[JobId]
-    refused: list[JobId]
+    refused: dict[JobId, NotPermitted]
 
 
 async def requeue_all(
-    service: Service, jobs: Sequence[JobId], arrays: Sequence[JobId] = (), *, failed: bool = False
+    service: Service,
+    jobs: Sequence[JobId],
+    arrays: Sequence[JobId] = (),
+    *,
+    failed: bool = False,
+    permitted: bool = False,
 ) -> Requeued:
     """Starts these jobs and the elements of these arrays again, in one commit; jobs that have not started stay as they are.
 
-    `failed`: only failed jobs, and with them the jobs that failed because they waited for one of them.
+    `failed`: only failed jobs, and with them the jobs that failed because they waited for one of them. `permitted`: only
+    those that exist and that the caller may requeue, instead of refusing all.
     """
     wanted = list(jobs)
     for id in arrays:
@@ -248,14 +255,17 @@ async def requeue_all(
         wanted += range(place.first, place.last + 1)
     found = await _read_jobs(service, wanted)
     missing = sorted(set(jobs) - found.keys())
-    if missing:
+    if missing and not permitted:
         raise NotFound(f"there is no job {missing[0]}", hint="hodei jobs --all")
     states = ("failed",) if failed else (*JOB_ENDED, "scheduled", "running")
     chosen: list[Job] = []
     for some in chunks(dict.fromkeys(wanted)):
         chosen += [found[id] for id in some if id in found and found[id].state in states]
         await asyncio.sleep(0)
-    revived, refused = await _failed_dependents(service, chosen) if failed else ([], [])
+    refused: dict[JobId, NotPermitted] = {}
+    if permitted:
+        chosen = [job for job in chosen if _may_requeue(service, job, refused)]
+    revived = await _failed_dependents(service, chosen, refused) if failed else []
     facts: list[Fact] = []
     # Awaited jobs first, so that their dependents find them in the queue.
     for part in chunks((*chosen, *revived)):
@@ -268,11 +278,23 @@ async def requeue_all(
     return Requeued([job.id for job in chosen], [job.id for job in revived], refused)
 
 
-async def _failed_dependents(service: Service, failed: Iterable[Job]) -> tuple[list[Job], list[JobId]]:
-    """Jobs that failed because of these, transitively, nearest first; and those that the caller may not requeue."""
+def _may_requeue(service: Service, job: Job, refused: dict[JobId, NotPermitted]) -> bool:
+    """If not, the reason is added to `refused`."""
     caller = CALLER.get()
+    try:
+        if caller is not None:
+            service.rights.check(caller, [JobRequeued(job.id, job)], ())
+    except NotPermitted as error:
+        refused[job.id] = error
+        return False
+    return True
+
+
+async def _failed_dependents(service: Service, failed: Iterable[Job], refused: dict[JobId, NotPermitted]) -> list[Job]:
+    """Jobs that failed because of these, transitively, nearest first. Those that the caller may not requeue are added to
+    `refused`."""
     seen = {job.id for job in failed}
-    front, revived, refused = sorted(seen), list[Job](), list[JobId]()
+    front, revived = sorted(seen), list[Job]()
     while front and len(seen) < MAX_DEPENDENTS:
         edges = await service.read(service.store.dependents, front, MAX_DEPENDENTS)
         dependents = await _read_jobs(service, [dependent for _, dependent in edges if dependent not in seen])
@@ -281,15 +303,10 @@ async def _failed_dependents(service: Service, failed: Iterable[Job]) -> tuple[l
         for job in dependents.values():
             if job.state not in JOB_ENDED or job.reason_code not in _FAILED_WAITING:
                 continue
-            try:
-                if caller is not None:
-                    service.rights.check(caller, [JobRequeued(job.id, job)], ())
-            except NotPermitted:
-                refused.append(job.id)
-                continue
-            revived.append(job)
-            front.append(job.id)
-    return revived, refused
+            if _may_requeue(service, job, refused):
+                revived.append(job)
+                front.append(job.id)
+    return revived
 
 
 async def _read_jobs(service: Service, ids: Iterable[JobId]) -> dict[JobId, Job]:

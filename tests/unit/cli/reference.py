@@ -20,7 +20,8 @@ text. See also [exit codes](exit-codes.md).
 token, `HODEI_CA_FILE` the authority of an `https` server. The token in the home is sent to this machine only.
 
 **Job references**: `12`, `last` (the newest), a name (the newest job of that name), `1-3`, `1,3,5-8`, `2-10:2`, and `all`
-(every active job; with `requeue --failed` every failed job).
+(every active job; with `requeue --failed` every failed job; jobs of other users are skipped unless you are an
+administrator).
 
 **Names**: commands are `hodei NOUN VERB`, with `list`, `show`, `create` and `delete` wherever they apply. Frequent ones have a
 short [alias](#aliases). **Files**: a FILE argument; `-` reads stdin. **Selectors** (`-l`, `--selector`): `zone=a, !spot, disk in

@@ -51,6 +51,17 @@ def test_cancelling_everything_needs_a_yes(hodei, stub):
     assert stub.sent("POST", f"{API}/jobs/1/cancel")
 
 
+def test_all_means_every_job_that_the_caller_may_change(hodei, stub):
+    stub.on("GET", f"{API}/jobs", {"jobs": [job(2, "running"), job(1, "running")], "next_after": 0})
+    for verb in ("cancel", "hold"):
+        stub.on("POST", f"{API}/jobs/1/{verb}", problem(403, "NOT_OWNER", "job 1 belongs to ann"))
+        stub.on("POST", f"{API}/jobs/2/{verb}", job(2, "running"))
+        result = hodei(verb, "all", *(["--yes"] if verb == "cancel" else []))
+        assert (result.exit_code, result.stdout) == (0, f"job 2 (job-2) {verb} requested\n")
+        assert result.stderr == "skipped 1 job: job 1 belongs to ann [NOT_OWNER]\n"
+        assert hodei(verb, "1").exit_code == 4
+
+
 def test_wait_exits_by_how_the_jobs_ended(hodei, stub):
     stub.on("GET", f"{API}/jobs/1/wait", job(1))
     stub.on("GET", f"{API}/jobs/2/wait", job(2, "failed", exit_code=3))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from hodei.api.views import ArrayView, RequeueReply
+from hodei.api.views import ArrayView, RefusedJob, RequeueReply
 from hodei.cli import serve
 from hodei.cli.documents import document_of
 from hodei.client import Client
@@ -38,7 +38,8 @@ def test_a_job_file_in_toml_is_refused_with_the_supported_formats(hodei, stub, t
 
 def test_requeue_failed_all_means_every_job_that_has_failed(hodei, stub):
     stub.on("GET", f"{API}/jobs", {"jobs": [job(7, "failed"), job(5, "failed")], "next_after": 0})
-    stub.on("POST", f"{API}/jobs/requeue", RequeueReply([5, 7]))
+    refusals = [RefusedJob(id, "NOT_OWNER", f"job {id} belongs to ann; bob may change only their own") for id in (8, 9)]
+    stub.on("POST", f"{API}/jobs/requeue", RequeueReply([5, 7], [], refusals))
     for id in (5, 7):
         stub.on("GET", f"{API}/jobs/{id}", detail(job(id, "pending")))
     refused = hodei("requeue", "--failed", "all")
@@ -47,7 +48,9 @@ def test_requeue_failed_all_means_every_job_that_has_failed(hodei, stub):
     result = hodei("requeue", "--failed", "all", "--yes")
     assert (result.exit_code, result.stdout) == (0, "job 5 (job-5) requeued\njob 7 (job-7) requeued\n")
     (sent,) = [request for request in stub.requests if request.method == "POST"]
-    assert sent.json() == {"jobs": [5, 7], "arrays": [], "failed": True}
+    assert sent.json() == {"jobs": [5, 7], "arrays": [], "failed": True, "permitted": True}
+    skipped = "skipped 2 jobs: job 8 belongs to ann; bob may change only their own (and 1 more) [NOT_OWNER]\n"
+    assert result.stderr == skipped
     assert "failed" in stub.sent("GET", f"{API}/jobs")[0].query["state"]
 
 

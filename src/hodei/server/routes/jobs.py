@@ -18,6 +18,7 @@ from hodei.api.views import (
     JobView,
     LogTimes,
     MigrateRequest,
+    RefusedJob,
     RequeueReply,
     RequeueRequest,
     SubmitReply,
@@ -330,8 +331,11 @@ async def requeue_many(call: Call) -> RequeueReply:
     request = _requeue_request.decode(call.body)
     if len(request.jobs) + len(request.arrays) > MAX_REQUEUED:
         raise InvalidInput(f"more than {MAX_REQUEUED} jobs at once", hint="name fewer, or whole arrays")
-    done = await job_actions.requeue_all(call.service, request.jobs, request.arrays, failed=request.failed)
-    return RequeueReply(done.requeued, done.revived, done.refused)
+    done = await job_actions.requeue_all(
+        call.service, request.jobs, request.arrays, failed=request.failed, permitted=request.permitted
+    )
+    refused = [RefusedJob(id, error.code, error.message) for id, error in sorted(done.refused.items())]
+    return RequeueReply(done.requeued, done.revived, refused)
 
 
 def _array_view(status: job_actions.ArrayStatus) -> JobView:
