@@ -153,8 +153,13 @@ class DecisionLog:
         """Whether the next segment is due; later while the state of this one is still being written."""
         if self._failed_s is not None:
             return time.monotonic() - self._failed_s >= _RETRY_S
-        busy = self._writing_state is not None and not self._writing_state.done()
-        return self._bytes >= (max(self._segment_bytes, self._max_bytes // 3) if busy else self._segment_bytes)
+        return self._bytes >= (
+            max(self._segment_bytes, self._max_bytes // 3) if self._state_pending else self._segment_bytes
+        )
+
+    @property
+    def _state_pending(self) -> bool:
+        return self._writing_state is not None and not self._writing_state.done()
 
     def begin_segment(self, controller: Controller) -> None:
         """Starts the next segment from the current state. Call it between two steps, on the loop's thread."""
@@ -171,11 +176,11 @@ class DecisionLog:
             return
         self._failed_s, self._bytes = None, 0
         self._begin(CONTINUED, controller.cluster.last_event, gap=gap)
-        self._prune()
-        if self._writing_state is None or self._writing_state.done():
+        if not self._state_pending:
             state = self._state_worker.run_now(partial(dump, controller))
             self._state_number = self._number
             self._writing_state = asyncio.ensure_future(self._write_state(state, self._number))
+        self._prune()
 
     async def _write_state(self, state: asyncio.Future[bytes], number: int) -> None:
         try:
@@ -226,14 +231,17 @@ class DecisionLog:
             # A segment without a state can be replayed only after the one before it, so it is deleted with that one.
             if excess <= 0 and not (deleted and self._needs_previous(segment)):
                 break
+            awaited = self._state_pending and segment.number + 1 == self._state_number
+            if awaited and not state_path(self._path, self._state_number).exists():
+                break  # until its state is written, which a stop prevents, the next segment needs this one
             for each in (segment.path, state_path(self._path, segment.number)):
                 self._attempt(partial(each.unlink, missing_ok=True))
             excess -= size
             deleted = True
 
     def _needs_previous(self, segment: Segment) -> bool:
-        """Whether a closed segment continues the one before it and has no state of its own, now or soon."""
-        if segment.number == self._state_number or state_path(self._path, segment.number).exists():
+        """Whether a closed segment continues the one before it and has no state of its own."""
+        if state_path(self._path, segment.number).exists():
             return False
         start = b'{"hodei_decision_log":%d,' % CONTINUED
         try:
