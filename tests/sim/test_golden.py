@@ -11,6 +11,7 @@ import pytest
 from hodei.sim.metrics import bounded_slowdown
 from hodei.sim.traces import open_workload
 from hodei.sim.traces.workload import Estimates
+from property.examples import PERCENT
 from sim.machines import SHARED, pool, run
 from sim.reference import Job
 
@@ -49,14 +50,19 @@ def published(path: str) -> Any:
 def test_every_published_wait_is_reproduced_to_the_second(
     trace: str, policy: str, estimates: Estimates, column: str, slowdown: float
 ):
-    workload = open_workload(TRACES / trace / "golden.csv.gz", procs=PROCS[trace], estimates=estimates)
+    """With fewer examples than all, the first part of the trace: starts before its last arrival do not depend on the rest."""
+    whole = open_workload(TRACES / trace / "golden.csv.gz", procs=PROCS[trace], estimates=estimates)
+    workload = whole.window(0, len(whole.arrivals) * PERCENT // 100)
+    last_ms = max(arrival.at_ms for arrival in workload.arrivals)
     result = run(workload, policy)
+    outcomes = [o for o in result.outcomes if PERCENT == 100 or o.started_ms < last_ms]
+    assert len(outcomes) > len(workload.arrivals) // 2
     if column:
-        expected = workload.extra[column]
-        wrong = [(o.id, o.wait_ms, expected[o.id]) for o in result.outcomes if o.wait_ms != expected[o.id] * 1000]
+        expected = whole.extra[column]
+        wrong = [(o.id, o.wait_ms, expected[o.id]) for o in outcomes if o.wait_ms != expected[o.id] * 1000]
         assert wrong[:5] == []
-        assert len(result.outcomes) == len(expected)
-    assert bounded_slowdown(result.outcomes) == pytest.approx(slowdown, abs=1e-5)
+    if PERCENT == 100:
+        assert bounded_slowdown(outcomes) == pytest.approx(slowdown, abs=1e-5)
     assert result.start_reservations_broken == 0
 
 
