@@ -57,19 +57,19 @@ def walk() -> Iterator[tuple[str, click.Command, str]]:
             yield from _walk_below(command, name, root)
 
 
-def _walk_below(command: click.Command, name: str, above: click.Context) -> Iterator[tuple[str, click.Command, str]]:
-    ctx = click.Context(command, info_name=name, parent=above, terminal_width=100, max_content_width=100)
+def _walk_below(command: click.Command, name: str, parent: click.Context) -> Iterator[tuple[str, click.Command, str]]:
+    ctx = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
     yield ctx.command_path, command, command.get_help(ctx)
     for sub in command.list_commands(ctx) if isinstance(command, click.Group) else ():
-        inner = command.get_command(ctx, sub)
-        assert inner is not None
-        yield from _walk_below(inner, sub, ctx)
+        subcommand = command.get_command(ctx, sub)
+        assert subcommand is not None
+        yield from _walk_below(subcommand, sub, ctx)
 
 
 def document() -> str:
     defaults = {name: f"{name} {command.default}" for name, command, _ in walk() if getattr(command, "default", "")}
-    known = {f"hodei {alias}": f"hodei {path}" for alias, path in ALIASES.items()} | defaults
-    aliases = "\n".join(f"| `{alias}` | `{path}` |" for alias, path in known.items())
+    aliases_of = {f"hodei {alias}": f"hodei {path}" for alias, path in ALIASES.items()} | defaults
+    aliases = "\n".join(f"| `{alias}` | `{path}` |" for alias, path in aliases_of.items())
     parts = [INTRO, f"## Aliases\n\n| alias | command |\n|---|---|\n{aliases}\n"]
     parts += [f"## {name}\n\n```text\n{text}\n```\n" for name, _, text in walk()]
     return "\n".join(parts)

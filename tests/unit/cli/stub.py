@@ -48,7 +48,7 @@ class Stub:
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], Any] = {}
         self.requests: list[Request] = []
-        self.drop = 0  # so many of the next requests are read, then the connection is closed without an answer
+        self.drop = 0  # number of next requests that are read and then get no answer
         self.connections = 0
         self.port = 0
         self._server: ThreadingHTTPServer | None = None

@@ -24,8 +24,8 @@ def client(stub):
     stub.on("GET", f"{API}/arrays/17", SWEEP)
     stub.on("GET", f"{API}/arrays/18", SWEEP)
     stub.on("GET", f"{API}/jobs", {"jobs": [SWEEP], "next_after": 0})
-    with Client() as made:
-        yield made
+    with Client() as client:
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_elements_are_found_by_their_index(client, reference: str, ids: list[int
 
 
 @pytest.mark.parametrize("reference", ["17[11]", "17[20]"])
-def test_an_element_that_is_not_there_is_not_found(client, reference: str):
+def test_a_missing_element_is_not_found(client, reference: str):
     with pytest.raises(NotFound):
         resolve_ids(client, [reference])
 
@@ -48,7 +48,7 @@ def test_a_bare_name_or_number_is_the_whole_array(client, reference: str):
     assert ([array.id for array in arrays], jobs) == ([17], [])
 
 
-def test_elements_ranges_and_other_jobs_are_no_arrays(client):
+def test_elements_ranges_and_other_jobs_are_not_arrays(client):
     assert resolve_targets(client, ["5", "18", "17[12]", "17-18"]) == ([], [5, 18, 17])
 
 
@@ -60,14 +60,14 @@ def test_a_command_for_one_job_takes_a_number_as_a_job_and_refuses_the_name_of_a
     assert refused.value.hint == "name an element: 'sweep[10]'"
 
 
-def test_an_element_is_listed_with_a_reference_to_just_that_element():
+def test_an_element_is_listed_with_its_own_reference():
     element = structs.replace(job(17), array=ArrayView(17, 10, 5, 2, 10, 2))
     assert reference_text(element) == "17[10]"
     assert reference_text(structs.replace(job(17), array=ArrayView(17, 0, 1))) == "17"
     assert (reference_text(SWEEP), reference_text(job(3))) == ("17[]", "3")
 
 
-def test_one_element_is_shown_with_its_array_and_with_commands_for_just_that_element(stub, hodei):
+def test_an_element_is_shown_with_its_array_and_commands_for_that_element(stub, hodei):
     element = structs.replace(job(17, name="sweep"), array=ArrayView(17, 10, 5, 2, 10, 2))
     stub.on("GET", f"{API}/arrays/17", SWEEP)
     stub.on("GET", f"{API}/jobs/17", JobDetail(element, {}, []))
@@ -77,7 +77,7 @@ def test_one_element_is_shown_with_its_array_and_with_commands_for_just_that_ele
     assert hodei("job", "show", "17[10]", "-o", "name").stdout == "17[10]\n"
 
 
-def test_the_liveliest_come_first_and_the_forgotten_last():
+def test_states_are_counted_in_order_with_deleted_jobs_last():
     assert state_counts(ArrayView(1, 0, 9, states={"failed": 1, "running": 2, "pending": 3})) == (
         "2 running, 3 pending, 1 failed, 3 deleted"
     )
@@ -91,10 +91,10 @@ def test_the_liveliest_come_first_and_the_forgotten_last():
         ("0-8:2%3", {"indices": "0-8:2", "at_most": 3}),
     ],
 )
-def test_the_option_is_written_as_slurms_users_know_it(text: str, array: dict):
+def test_the_array_option_has_the_syntax_of_slurm(text: str, array: dict):
     assert document_of(("true",), {"array": text}, local=False)["array"] == array
 
 
-def test_a_limit_that_is_no_number_is_a_usage_error():
+def test_an_invalid_array_limit_is_a_usage_error():
     with pytest.raises(UsageProblem):
         document_of(("true",), {"array": "5%x"}, local=False)

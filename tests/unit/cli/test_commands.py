@@ -53,7 +53,7 @@ def test_a_command_imports_the_client_but_never_the_server():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_of_the_table_exists_and_is_called_so(name: str):
+def test_every_command_of_the_table_exists_under_its_name(name: str):
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.name == name
@@ -111,17 +111,17 @@ def test_every_resource_can_be_listed(hodei, noun: str):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_for_this_program(hodei, shell: str):
+def test_completion_scripts_complete_hodei(hodei, shell: str):
     result = hodei("completion", shell)
     assert result.exit_code == 0
     assert "_HODEI_COMPLETE" in result.stdout
     assert "hodei" in result.stdout
 
 
-def completed(hodei, monkeypatch: pytest.MonkeyPatch, words: str, word: int) -> list[str]:
+def completed(hodei, monkeypatch: pytest.MonkeyPatch, line: str, index: int) -> list[str]:
     monkeypatch.setenv("_HODEI_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(word))
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(index))
     return [line.partition(",")[2] for line in hodei().stdout.splitlines() if line]
 
 
@@ -149,7 +149,7 @@ def test_completion_offers_ids_and_nodes_of_the_server(hodei, monkeypatch, stub)
     assert completed(hodei, monkeypatch, "hodei node show n", 3) == ["n1", "n2"]
 
 
-def test_completion_is_quiet_without_a_server(hodei, monkeypatch: pytest.MonkeyPatch):
+def test_completion_prints_no_error_without_a_server(hodei, monkeypatch: pytest.MonkeyPatch):
     assert completed(hodei, monkeypatch, "hodei logs l", 2) == ["last"]
     assert completed(hodei, monkeypatch, "hodei node show ", 3) == []
 

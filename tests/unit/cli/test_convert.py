@@ -12,7 +12,7 @@ from hodei.jobfile.yaml_reader import load_yaml
 SCRIPT = "#!/bin/bash\n#SBATCH -J sweep -c 4 --mem=8G\n#SBATCH --mail-type=END\nset -e\n./sweep\n"
 
 
-def test_a_script_is_printed_as_a_job_file_that_a_server_takes(hodei, tmp_path):
+def test_a_script_is_printed_as_a_valid_job_file(hodei, tmp_path):
     path = tmp_path / "job.sbatch"
     path.write_text(SCRIPT)
     done = hodei("convert", str(path))
@@ -28,7 +28,7 @@ def test_a_script_is_converted_to_json_too(hodei):
     assert document["name"] == "sweep"
 
 
-def test_strict_makes_an_error_of_what_was_left_out(hodei):
+def test_strict_makes_an_ignored_option_an_error(hodei):
     assert hodei("convert", "-", "--strict", input=SCRIPT).exit_code == 1
     assert hodei("convert", "-", input=SCRIPT).exit_code == 0
 
@@ -39,12 +39,12 @@ def test_a_binary_file_is_refused(hodei, tmp_path):
 
 
 def test_shims_are_written_and_other_files_are_not_overwritten(hodei, tmp_path):
-    place = tmp_path / "bin"
-    assert hodei("slurm-shims", str(place)).exit_code == 0
-    assert sorted(path.name for path in place.iterdir()) == sorted(SHIMS)
-    assert hodei("slurm-shims", str(place)).exit_code == 0
-    (place / "sbatch").write_text("#!/bin/sh\necho the real one\n")
-    assert hodei("slurm-shims", str(place)).exit_code == 2
+    directory = tmp_path / "bin"
+    assert hodei("slurm-shims", str(directory)).exit_code == 0
+    assert sorted(path.name for path in directory.iterdir()) == sorted(SHIMS)
+    assert hodei("slurm-shims", str(directory)).exit_code == 0
+    (directory / "sbatch").write_text("#!/bin/sh\necho the real one\n")
+    assert hodei("slurm-shims", str(directory)).exit_code == 2
 
 
 def test_a_heterogeneous_job_is_refused(hodei):

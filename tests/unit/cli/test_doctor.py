@@ -18,7 +18,7 @@ INFO = {
 
 
 @pytest.fixture
-def well(stub, monkeypatch, tmp_path: Path):
+def healthy(stub, monkeypatch, tmp_path: Path):
     monkeypatch.undo()
     monkeypatch.setenv("HODEI_SERVER", stub.address)
     monkeypatch.setenv("HODEI_HOME", str(tmp_path / "home"))
@@ -39,41 +39,41 @@ def levels(hodei) -> tuple[dict[str, str], int]:
     return {check.name: check.level for check in found}, result.exit_code
 
 
-def test_a_healthy_installation_is_all_ok(hodei, well):
+def test_a_healthy_installation_is_all_ok(hodei, healthy):
     found, code = levels(hodei)
     names = ("python", "home", "token", "disk", "server", "clock", "version", "store")
     assert (found, code) == (dict.fromkeys(names, "ok"), 0)
 
 
-def test_open_modes_are_found(hodei, well, tmp_path: Path):
+def test_open_modes_are_found(hodei, healthy, tmp_path: Path):
     (tmp_path / "home").chmod(0o755)
     (tmp_path / "home/token").chmod(0o644)
     found, code = levels(hodei)
     assert (found["home"], found["token"], code) == ("warning", "problem", 1)
 
 
-def test_another_version_and_another_clock_are_warnings(hodei, well, monkeypatch):
-    well.on("GET", f"{API}/info", INFO | {"version": "9.9.9"})
+def test_different_versions_and_clocks_are_warnings(hodei, healthy, monkeypatch):
+    healthy.on("GET", f"{API}/info", INFO | {"version": "9.9.9"})
     monkeypatch.setattr("hodei.cli.doctor.now_ms", lambda: times.now_ms() + 60_000)
     found, code = levels(hodei)
     assert (found["version"], found["clock"], code) == ("warning", "warning", 0)
 
 
-def test_a_server_out_of_reach_is_a_problem_with_a_fix(hodei, well):
-    well.stop()
+def test_an_unreachable_server_is_a_problem_with_a_fix(hodei, healthy):
+    healthy.stop()
     found, code = levels(hodei)
     assert (found["server"], code) == ("problem", 1)
     assert "hodei up" in hodei("doctor").stdout
 
 
-def test_a_wrong_token_is_a_problem(hodei, well):
-    well.on("GET", f"{API}/info", problem(401, "UNAUTHORIZED", "the token is not known here", "see HODEI_TOKEN"))
+def test_a_wrong_token_is_a_problem(hodei, healthy):
+    healthy.on("GET", f"{API}/info", problem(401, "UNAUTHORIZED", "the token is not known here", "see HODEI_TOKEN"))
     found, code = levels(hodei)
     assert (found["login"], code) == ("problem", 1)
 
 
-def test_the_servers_own_problems_count(hodei, well):
-    well.on("GET", f"{API}/checks", Answer({"checks": [Check("store", "problem", "read-only", "remount it")]}))
+def test_problems_reported_by_the_server_count(hodei, healthy):
+    healthy.on("GET", f"{API}/checks", Answer({"checks": [Check("store", "problem", "read-only", "remount it")]}))
     found, code = levels(hodei)
     assert (found["store"], code) == ("problem", 1)
 

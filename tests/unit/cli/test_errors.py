@@ -1,4 +1,4 @@
-"""Errors: what, where, what next, a code; and the exit code that the reference promises."""
+"""Errors: message, location, hint and code; and the documented exit codes."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def test_the_reference_lists_every_exit_code():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [["hodei.cli.main", "schema"], ["hodei.cli.main", "sim", "policies"], ["hodei.sim.scenario", "examples/scenarios"]],
 )
-def test_a_closed_pipe_has_its_exit_code_and_no_message(words: list[str]):
-    """Of commands in this process and of programs; the read end is closed before the command starts."""
+def test_a_closed_pipe_has_its_exit_code_and_no_message(command: list[str]):
+    """For commands in this process and for programs; the read end is closed before the command starts."""
     import os
     import subprocess
     import sys
 
     read, write = os.pipe()
     os.close(read)
-    args = [sys.executable, "-m", *words]
+    args = [sys.executable, "-m", *command]
     done = subprocess.run(args, stdout=write, stderr=subprocess.PIPE, cwd=DOCS.parents[2], check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_an_error_has_four_parts(hodei, stub):
+def test_an_error_has_a_message_problems_a_hint_and_a_code(hodei, stub):
     answer = problem(422, "INVALID", "2 mistakes", "see the schema", [("jobs[0].cpu", "negative"), ("", "no name")])
     stub.on("GET", f"{API}/nodes", answer)
     result = hodei("nodes")
@@ -118,7 +118,7 @@ def test_a_bug_is_one_line_unless_debugging(hodei, stub, monkeypatch, capsys):
     assert "Traceback" in hodei("nodes").stderr
 
 
-def test_messages_of_others_are_cleaned(hodei, stub):
+def test_control_characters_in_messages_are_escaped(hodei, stub):
     stub.on("GET", f"{API}/nodes", problem(409, "CONFLICT", "evil \x1b[2J", "do \x07"))
     assert "\x1b" not in hodei("nodes").stderr
     assert r"evil \x1b[2J" in hodei("nodes").stderr

@@ -12,9 +12,9 @@ from hodei.cli.exec import exec_in_job, exec_on_node
 both = pytest.mark.parametrize("command", [exec_in_job, exec_on_node], ids=["exec", "node exec"])
 
 
-def words(command: click.Command, *args: str) -> tuple[str, tuple[str, ...]]:
+def parse(command: click.Command, *args: str) -> tuple[str, tuple[str, ...]]:
     """The timeout, and the command without its `--`."""
-    # As the root has them: click keeps the help option of the first context that a command is seen in.
+    # With the names of the root command: click keeps the help option of the first context that a command sees.
     params = command.make_context("exec", list(args), help_option_names=["-h", "--help"]).params
     found = params["command"]
     return params["timeout"], found[1:] if found[0] == "--" else found
@@ -23,21 +23,21 @@ def words(command: click.Command, *args: str) -> tuple[str, tuple[str, ...]]:
 @both
 def test_options_are_parsed_before_and_after_the_target(command):
     expected = ("2s", ("CMD", "--timeout", "9s"))
-    assert words(command, "--timeout", "2s", "n1", "--", "CMD", "--timeout", "9s") == expected
-    assert words(command, "n1", "--timeout", "2s", "--", "CMD", "--timeout", "9s") == expected
-    assert words(command, "n1", "--timeout=2s", "--", "CMD", "--timeout", "9s") == expected
+    assert parse(command, "--timeout", "2s", "n1", "--", "CMD", "--timeout", "9s") == expected
+    assert parse(command, "n1", "--timeout", "2s", "--", "CMD", "--timeout", "9s") == expected
+    assert parse(command, "n1", "--timeout=2s", "--", "CMD", "--timeout", "9s") == expected
 
 
 @both
 def test_the_arguments_of_a_command_are_not_parsed(command):
-    assert words(command, "n1", "ps", "--timeout", "x", "--", "-a") == ("30s", ("ps", "--timeout", "x", "--", "-a"))
-    assert words(command, "n1", "--", "--odd", "-x") == ("30s", ("--odd", "-x"))
+    assert parse(command, "n1", "ps", "--timeout", "x", "--", "-a") == ("30s", ("ps", "--timeout", "x", "--", "-a"))
+    assert parse(command, "n1", "--", "--odd", "-x") == ("30s", ("--odd", "-x"))
 
 
 @both
 def test_an_unknown_option_is_not_taken_for_a_program(command):
     with pytest.raises(click.NoSuchOption, match="--tiemout"):
-        words(command, "n1", "--tiemout", "2s", "--", "CMD")
+        parse(command, "n1", "--tiemout", "2s", "--", "CMD")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_result_is_passed_through_or_one_object(hodei, stub, path, words):
     target = {"run": "7.0.1"} if "jobs" in path else {"node": "n1"}
     result = {**target, "exit_code": 3, "stdout": "out\n", "stderr": "err\n", "cut": False}
     stub.on("POST", f"/api/v1/{path}/execute", result)
-    through = hodei(*words, "--", "true")
-    assert (through.exit_code, through.stdout, through.stderr) == (3, "out\n", "err\n")
-    machine = hodei(*words, "-o", "json", "--", "true")
-    assert (machine.exit_code, json.loads(machine.stdout)) == (3, result)
+    result_as_text = hodei(*words, "--", "true")
+    assert (result_as_text.exit_code, result_as_text.stdout, result_as_text.stderr) == (3, "out\n", "err\n")
+    result_as_json = hodei(*words, "-o", "json", "--", "true")
+    assert (result_as_json.exit_code, json.loads(result_as_json.stdout)) == (3, result)

@@ -34,7 +34,7 @@ def test_a_bare_command_prints_its_help(hodei, words: list[str]):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["jbo"], "did you mean 'job'?"),
         (["squeue"], "did you mean 'jobs'?"),
@@ -47,38 +47,38 @@ def test_a_bare_command_prints_its_help(hodei, words: list[str]):
         (["node", "drian", "a"], "did you mean 'hodei node drain'?"),
     ],
 )
-def test_an_unknown_command_gets_a_suggestion(hodei, words: list[str], said: str):
+def test_an_unknown_command_gets_a_suggestion(hodei, words: list[str], message: str):
     result = hodei(*words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def at_a_terminal(*args: str, columns: int = 80, **env: str) -> str:
     """What the command writes to a terminal of that width."""
-    ours, theirs = pty.openpty()
-    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    controller, terminal = pty.openpty()
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     with subprocess.Popen(
-        [sys.executable, "-m", "hodei.cli.main", *args], stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**kept, "TERM": "xterm", **env},
+        [sys.executable, "-m", "hodei.cli.main", *args], stdin=terminal, stdout=terminal, stderr=terminal,
+        env={**environment, "TERM": "xterm", **env},
     ) as command:  # fmt: skip
-        os.close(theirs)
+        os.close(terminal)
         out = b""
         try:
-            while data := os.read(ours, 65536):
+            while data := os.read(controller, 65536):
                 out += data
-        except OSError:  # the other side has closed it
+        except OSError:  # the terminal side is closed
             pass
         command.wait(30)
-    os.close(ours)
+    os.close(controller)
     return out.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.real
 def test_errors_are_coloured_at_a_terminal_that_wants_colours():
-    said = at_a_terminal("frobnicate")
-    assert said.startswith("\x1b[31m\x1b[1merror: \x1b[0m")
-    assert "\x1b[36m  next: \x1b[0m" in said
+    output = at_a_terminal("frobnicate")
+    assert output.startswith("\x1b[31m\x1b[1merror: \x1b[0m")
+    assert "\x1b[36m  next: \x1b[0m" in output
     for plain in (at_a_terminal("frobnicate", NO_COLOR="1"), at_a_terminal("frobnicate", TERM="dumb")):
         assert "\x1b" not in plain
         assert plain.startswith("error: ")
@@ -89,7 +89,7 @@ def test_errors_are_coloured_at_a_terminal_that_wants_colours():
 def test_a_table_is_no_wider_than_the_terminal(stub, columns: int):
     long = [
         job(n, "pending", name=f"a-rather-long-name-of-an-experiment-{n}", project="department-of-long-words",
-            reason="no node has 400 GiB of memory free, and this text goes on for a while", nodes=["node-with-a-name"])
+            reason="no node has 400 GiB of memory free, and this text continues for a while", nodes=["node-with-a-name"])
         for n in (1, 22)
     ]  # fmt: skip
     stub.on("GET", f"{API}/jobs", {"jobs": long, "next_after": 0})
@@ -99,16 +99,16 @@ def test_a_table_is_no_wider_than_the_terminal(stub, columns: int):
     assert [line.split()[0] for line in lines] == ["ID", "1", "22"]
     assert all("pending" in line for line in lines[1:])
     wide = at_a_terminal("jobs", "-o", "wide", columns=columns, NO_COLOR="1")
-    assert "goes on for a while" in wide
+    assert "continues for a while" in wide
 
 
-def test_the_widest_columns_give_way_and_identifiers_never_do():
+def test_the_widest_columns_are_cut_and_identifiers_are_not():
     assert _fit_widths([4, 30, 20], 40, [True, False, False]) == [4, 18, 18]
     assert _fit_widths([30, 8], 20, [True, False]) == [30, 4]
     assert _fit_widths([4, 5], 40, [False, False]) == [4, 5]
     assert (shorten("日本語テキスト", 7), shorten("abc", 3), shorten("abcd", 3)) == ("日本語…", "abc", "ab…")
     columns = [Column("NAME", lambda row: row)]
-    assert table(["x" * 500], columns).splitlines()[1] == "x" * 500  # not at a terminal: all of it
+    assert table(["x" * 500], columns).splitlines()[1] == "x" * 500  # not cut without a terminal
 
 
 @pytest.mark.parametrize("command", ["bench", "replay", "sim", "test", "up"])
@@ -122,7 +122,7 @@ def test_a_command_without_its_extra_names_what_to_install(hodei, monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name: x\n\ncommand: [echo]\nmemroy: 1Gi\n", "FILE:4: memroy: unknown key 'memroy'; did you mean 'memory'?"),
         ("command: [echo]\n---\n# two\ncommand: [echo]\ncpus: 1\n", "FILE:5: cpus: unknown key"),
@@ -143,19 +143,19 @@ def test_a_command_without_its_extra_names_what_to_install(hodei, monkeypatch, c
         "deep",
         "in a list",
         "a value",
-        "nothing to point at",
+        "no line",
     ],
 )
-def test_a_mistake_is_shown_with_its_line(hodei, stub, tmp_path, text: str, said: str):
+def test_a_mistake_is_shown_with_its_line(hodei, stub, tmp_path, text: str, message: str):
     file = tmp_path / "job.yaml"
     file.write_text(text)
     result = hodei("submit", str(file))
     assert result.exit_code != 0
-    assert said.replace("FILE", str(file)) in result.stderr
+    assert message.replace("FILE", str(file)) in result.stderr
     assert not stub.requests
 
 
-def test_aliases_do_not_make_the_search_for_lines_long(hodei, stub, tmp_path):
+def test_yaml_aliases_do_not_slow_down_the_search_for_lines(hodei, stub, tmp_path):
     levels = "".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9) if n else 'x'}]\n" for n in range(12))
     file = tmp_path / "job.yaml"
     file.write_text(f"command: [echo]\nx:\n{levels}")
@@ -167,8 +167,8 @@ def test_exec_takes_names_and_durations(hodei, stub):
     stub.on(
         "POST", f"{API}/jobs/7/execute", {"run": "7.0.1", "exit_code": 3, "stdout": "out\n", "stderr": "", "cut": False}
     )
-    for given, seconds in (("2m", 120), ("45", 45), ("1500ms", 2)):
-        result = hodei("exec", "--timeout", given, "train", "--", "ls", "--all")
+    for duration, seconds in (("2m", 120), ("45", 45), ("1500ms", 2)):
+        result = hodei("exec", "--timeout", duration, "train", "--", "ls", "--all")
         assert (result.exit_code, result.stdout) == (3, "out\n")
         sent = stub.sent("POST", f"{API}/jobs/7/execute")[-1].json()
         assert (sent["command"], sent["timeout_s"]) == (["ls", "--all"], seconds)
@@ -177,7 +177,7 @@ def test_exec_takes_names_and_durations(hodei, stub):
     assert hodei("exec", "last", "--", "ls").exit_code == 3
 
 
-def test_the_example_of_adding_a_docker_backend_is_one_that_a_server_takes(stub, hodei):
+def test_the_docker_example_in_the_help_is_valid(stub, hodei):
     shown = hodei("backend", "create", "--help").stdout
     (words,) = (shlex.split(line) for line in shown.splitlines() if "--kind docker" in line)
     hodei(*words[1:])

@@ -20,7 +20,7 @@ DIAMOND = JobGraph(
 )  # fmt: skip
 
 
-def test_a_tree_shows_everyone_once_below_the_first_and_names_him_below_others() -> None:
+def test_a_tree_shows_each_job_once_and_refers_to_it_elsewhere() -> None:
     assert tree(DIAMOND).splitlines() == [
         "1 start  succeeded",
         "├─ * 2 left  running",
@@ -39,7 +39,7 @@ def test_a_deep_chain_is_cut_with_a_note() -> None:
     assert svg(chain).count("<rect") == 5001
 
 
-def test_text_for_others_names_jobs_edges_and_data() -> None:
+def test_graphviz_and_mermaid_have_jobs_edges_and_data() -> None:
     text = dot(DIAMOND)
     assert text.startswith("digraph jobs {")
     assert '  3 -> 5 [label="failed"];' in text
@@ -50,13 +50,13 @@ def test_text_for_others_names_jobs_edges_and_data() -> None:
     assert "&lt;x&gt;" in text
 
 
-def test_a_picture_is_well_formed_and_has_a_box_for_each() -> None:
+def test_an_svg_is_well_formed_and_has_every_job() -> None:
     picture = ElementTree.fromstring(svg(DIAMOND))
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"1 start", "5 mend", "/data/<x>.csv", "failed"} <= set(texts)
 
 
-def test_names_cannot_break_out_of_a_drawing() -> None:
+def test_names_are_escaped_in_every_format() -> None:
     evil = JobGraph(1, [GraphJob(1, 'a"]; <script>\x1b[31m', "pending")], [])
     assert "\x1b" not in tree(evil) + dot(evil) + mermaid(evil) + svg(evil)
     assert "<script>" not in svg(evil) + mermaid(evil)

@@ -9,7 +9,7 @@ API = "/api/v1"
 
 
 @pytest.mark.parametrize(
-    ("verb", "state", "said"),
+    ("verb", "state", "output"),
     [
         ("cancel", "cancelled", "job 4 (job-4) cancelled\n"),
         ("cancel", "running", "job 4 (job-4) cancel requested\n"),
@@ -23,10 +23,10 @@ API = "/api/v1"
         ("migrate", "running", "job 4 (job-4) migration requested\n"),
     ],
 )
-def test_a_verb_is_sent_and_reported(hodei, stub, verb: str, state: str, said: str):
+def test_a_verb_is_sent_and_reported(hodei, stub, verb: str, state: str, output: str):
     stub.on("POST", f"{API}/jobs/4/{verb}", job(4, state))
     result = hodei(verb, "4")
-    assert (result.exit_code, result.stdout) == (0, said)
+    assert (result.exit_code, result.stdout) == (0, output)
 
 
 def test_one_failure_does_not_stop_the_rest(hodei, stub):
@@ -40,7 +40,7 @@ def test_one_failure_does_not_stop_the_rest(hodei, stub):
     assert stub.requests[-1].json() == {"reason": "not needed"}
 
 
-def test_cancelling_everything_needs_a_yes(hodei, stub):
+def test_cancelling_all_jobs_needs_a_confirmation(hodei, stub):
     stub.on("GET", f"{API}/jobs", {"jobs": [job(1, "running")], "next_after": 0})
     stub.on("POST", f"{API}/jobs/1/cancel", job(1, "running"))
     refused = hodei("cancel", "all")
@@ -62,7 +62,7 @@ def test_all_means_every_job_that_the_caller_may_change(hodei, stub):
         assert hodei(verb, "1").exit_code == 4
 
 
-def test_wait_exits_by_how_the_jobs_ended(hodei, stub):
+def test_the_exit_code_of_wait_is_the_outcome_of_the_jobs(hodei, stub):
     stub.on("GET", f"{API}/jobs/1/wait", job(1))
     stub.on("GET", f"{API}/jobs/2/wait", job(2, "failed", exit_code=3))
     assert hodei("wait", "1").exit_code == 0
@@ -72,14 +72,14 @@ def test_wait_exits_by_how_the_jobs_ended(hodei, stub):
     assert result.stderr.splitlines() == ["1/2 ended", "2/2 ended"]
 
 
-def test_wait_exits_with_6_when_the_time_is_up(hodei, stub):
+def test_wait_exits_with_6_after_its_timeout(hodei, stub):
     stub.on("GET", f"{API}/jobs/1/wait", job(1, "running"))
     result = hodei("wait", "1", "--timeout", "50ms")
     assert result.exit_code == 6
     assert "1 of 1 jobs not ended" in result.stderr
 
 
-def test_programs_get_the_jobs(hodei, stub):
+def test_jobs_are_printed_for_programs(hodei, stub):
     stub.on("POST", f"{API}/jobs/4/hold", job(4, "held"))
     assert msgspec.json.decode(hodei("hold", "4", "-o", "json").stdout)[0]["state"] == "held"
     assert hodei("hold", "4", "-o", "name").stdout == "4\n"

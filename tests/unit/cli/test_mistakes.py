@@ -55,7 +55,7 @@ def test_requeue_failed_all_means_every_job_that_has_failed(hodei, stub):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--port", "99999"], "99999 is not in the range 0<=x<=65535"),
         (["--port", "http"], "'http' is not a valid integer"),
@@ -63,20 +63,20 @@ def test_requeue_failed_all_means_every_job_that_has_failed(hodei, stub):
         (["--prot", "1"], "did you mean --port"),
     ],
 )
-def test_up_refuses_what_it_does_not_know_also_where_a_server_runs(
-    hodei, tmp_path: Path, monkeypatch, words: list[str], said: str
+def test_up_refuses_invalid_options_even_while_a_server_runs(
+    hodei, tmp_path: Path, monkeypatch, words: list[str], message: str
 ):
     (tmp_path / "server.json").write_text(json.dumps({"address": "http://127.0.0.1:1", "pid": os.getpid()}))
     monkeypatch.setattr(serve, "is_server_process", lambda pid: True)
     monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
     result = hodei("up", "-d", "--home", str(tmp_path), *words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "already running" in hodei("up", "-d", "--home", str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("state", "outcome"),
     [
         ("failed", "has failed"),
         ("succeeded", "has succeeded"),
@@ -84,12 +84,12 @@ def test_up_refuses_what_it_does_not_know_also_where_a_server_runs(
         ("running", "is running"),
     ],
 )
-def test_why_shows_how_an_array_ended(hodei, stub, state: str, words: str):
+def test_why_shows_the_outcome_of_an_array(hodei, stub, state: str, outcome: str):
     array = an_array(**{state: 3})
     stub.on("GET", f"{API}/arrays/4", array)
     stub.on("GET", f"{API}/jobs", {"jobs": [], "next_after": 0})
     stub.on("GET", f"{API}/jobs/4/why", Explanation("ended", "X", "over", job=4, state=state))
-    assert hodei("why", "4").stdout.startswith(f"array 4[] (arr) {words}: 3 {state}\n")
+    assert hodei("why", "4").stdout.startswith(f"array 4[] (arr) {outcome}: 3 {state}\n")
 
 
 def test_an_attempt_that_no_element_has_is_not_found(hodei, stub):
@@ -106,20 +106,20 @@ def test_an_attempt_that_no_element_has_is_not_found(hodei, stub):
 
 
 @pytest.mark.parametrize(("text", "index"), [("1,1", 1), ("1-3,2", 2), ("0,4-8:2,6", 6)])
-def test_an_index_that_is_named_twice_is_refused(hodei, stub, text: str, index: int):
+def test_a_repeated_index_is_refused(hodei, stub, text: str, index: int):
     result = hodei("submit", "--array", text, "--", "true")
     assert result.exit_code == 2
     assert f"index {index} is listed twice" in result.stderr
     assert stub.sent("POST", f"{API}/jobs") == []
 
 
-def test_an_index_that_is_named_once_is_fine():
+def test_distinct_indices_are_accepted():
     for text in ("1,3", "1-3,5", "0-8:2,1", "7"):
         assert document_of(("true",), {"array": text}, local=False)["array"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["wait", "mix[a]"], "'mix[a]': 'a' is not a range of indices"),
         (["cancel", "17[3-1]"], "names no index"),
@@ -127,14 +127,14 @@ def test_an_index_that_is_named_once_is_fine():
         (["exec", "--timeout", "banana", "1", "--", "ps"], "--timeout: "),
     ],
 )
-def test_what_is_written_wrong_is_a_usage_error(hodei, stub, words: list[str], said: str):
+def test_an_invalid_value_is_a_usage_error(hodei, stub, words: list[str], message: str):
     result = hodei(*words)
     assert result.exit_code == 2, result.stderr
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["why", "0"], "there is no job 0"),
         (["config", "show", "99"], "there is no configuration 99"),
@@ -142,18 +142,18 @@ def test_what_is_written_wrong_is_a_usage_error(hodei, stub, words: list[str], s
         (["quota", "show", "nope"], "project 'nope' has no quota"),
     ],
 )
-def test_what_does_not_exist_is_not_found(hodei, stub, words: list[str], said: str):
+def test_what_does_not_exist_is_not_found(hodei, stub, words: list[str], message: str):
     stub.on("GET", f"{API}/config/history", {"configurations": []})
     stub.on("GET", f"{API}/quotas", {"quotas": []})
     stub.on("GET", f"{API}/shares", {"formula": "fair_tree", "at_ms": 1, "rows": [], "budgets": []})
     result = hodei(*words)
-    assert (result.exit_code, result.stderr.splitlines()[0]) == (3, f"error: {said}")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (3, f"error: {message}")
 
 
 @pytest.mark.parametrize(
     "words", [["sim", "-h"], ["bench", "--help"], ["replay", "-h"], ["test", "-h"], ["kube", "-h"]]
 )
-def test_help_can_be_had_where_only_the_client_is_installed(hodei, monkeypatch, words: list[str]):
+def test_help_works_with_only_the_client_installed(hodei, monkeypatch, words: list[str]):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
     result = hodei(*words)
@@ -162,6 +162,6 @@ def test_help_can_be_had_where_only_the_client_is_installed(hodei, monkeypatch, 
     assert "pip install 'hodei[server" in result.stdout
 
 
-def test_the_nearest_option_is_named_first(hodei):
-    said = hodei("submit", "--memroy", "1Gi", "--", "true").stderr
-    assert "; did you mean --memory or --mem" in said
+def test_the_nearest_option_is_suggested_first(hodei):
+    stderr = hodei("submit", "--memroy", "1Gi", "--", "true").stderr
+    assert "; did you mean --memory or --mem" in stderr

@@ -23,7 +23,7 @@ def patched(hodei, stub):
     return call
 
 
-def test_the_verbs_of_kubectl_become_patches(patched):
+def test_node_commands_send_patches(patched):
     assert patched("cordon", "laptop") == {"cordon": True}
     assert patched("drain", "laptop") == {"cordon": True, "drain": True}
     assert patched("label", "laptop", "zone=b", "old-") == {"labels": {"zone": "b", "old": None}}
@@ -38,17 +38,17 @@ def test_uncordon_sends_false(hodei, stub):
 
 
 @pytest.mark.parametrize("text", ["disk:NoSchedule-", "disk-", "disk=slow:NoSchedule-"])
-def test_a_minus_removes_the_taint_that_is_there(patched, text: str):
-    there = {"key": "disk", "value": "slow", "effect": "NoSchedule"}
-    assert patched("taint", "laptop", text) == {"remove_taints": [there]}
+def test_a_minus_removes_an_existing_taint(patched, text: str):
+    existing = {"key": "disk", "value": "slow", "effect": "NoSchedule"}
+    assert patched("taint", "laptop", text) == {"remove_taints": [existing]}
 
 
-def test_removing_a_taint_that_is_not_there_is_not_found(hodei, stub):
+def test_removing_a_missing_taint_is_not_found(hodei, stub):
     stub.on("GET", PATH, node())
-    assert hodei("node", "taint", "laptop", "gone-").exit_code == 3
+    assert hodei("node", "taint", "laptop", "absent-").exit_code == 3
 
 
-def test_removing_a_label_that_is_not_there_is_not_found(hodei, stub):
+def test_removing_a_missing_label_is_not_found(hodei, stub):
     stub.on("GET", PATH, node(labels={"old": "1"}))
     stub.on("PATCH", PATH, node())
     refused = hodei("node", "label", "laptop", "nope-")
@@ -57,18 +57,20 @@ def test_removing_a_label_that_is_not_there_is_not_found(hodei, stub):
     assert hodei("node", "label", "laptop", "old-").stdout == "node laptop unlabeled\n"
 
 
-@pytest.mark.parametrize(("runs", "said"), [(0, "drained"), (1, "draining: 1 run left"), (2, "draining: 2 runs left")])
-def test_a_drain_counts_the_runs_that_are_left(hodei, stub, runs: int, said: str):
+@pytest.mark.parametrize(
+    ("runs", "output"), [(0, "drained"), (1, "draining: 1 run left"), (2, "draining: 2 runs left")]
+)
+def test_a_drain_counts_the_remaining_runs(hodei, stub, runs: int, output: str):
     stub.on("PATCH", PATH, node(runs=runs))
-    assert hodei("node", "drain", "laptop").stdout == f"node laptop {said}\n"
+    assert hodei("node", "drain", "laptop").stdout == f"node laptop {output}\n"
 
 
 @pytest.mark.parametrize("text", ["", "key", "key=value", "key:Sometimes", ":NoSchedule", "a b:NoSchedule"])
-def test_senseless_taints_are_usage_errors(text: str):
+def test_invalid_taints_are_usage_errors(text: str):
     with pytest.raises(UsageProblem):
         parse_taint(text)
 
 
 @pytest.mark.parametrize("text", ["", "zone", "=x", "-"])
-def test_senseless_labels_are_usage_errors(hodei, stub, text: str):
+def test_invalid_labels_are_usage_errors(hodei, stub, text: str):
     assert hodei("node", "label", "laptop", text).exit_code == 2

@@ -1,4 +1,4 @@
-"""Output: for people, for programs, and no job can control the terminal."""
+"""Output: for people, for programs, and safe for the terminal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cluster(stub):
         "events -o jsonl",
     ],
 )  # fmt: skip
-def test_output_is_as_it_always_was(hodei, cluster, args: str):
+def test_output_matches_its_golden_file(hodei, cluster, args: str):
     """Machine output is an interface: a golden file that has to change needs an entry in the change log."""
     result = hodei(*args.split())
     assert result.exit_code == 0, result.stderr
@@ -60,7 +60,7 @@ def test_output_is_as_it_always_was(hodei, cluster, args: str):
     assert result.stdout == golden.read_text()
 
 
-def test_json_of_a_list_is_a_list_and_of_one_thing_an_object(hodei, cluster):
+def test_several_items_are_a_json_list_and_one_item_an_object(hodei, cluster):
     assert [view["id"] for view in msgspec.json.decode(hodei("jobs", "-a", "-o", "json").stdout)] == [3, 2, 1]
     assert msgspec.json.decode(hodei("job", "show", "1", "-o", "json").stdout)["job"]["id"] == 1
     assert yaml.safe_load(hodei("nodes", "-o", "yaml").stdout)[0]["name"] == "laptop"
@@ -75,7 +75,7 @@ def test_an_empty_list_is_empty_for_programs_and_a_message_for_people(hodei, stu
     assert people.stderr == "no active jobs (all: hodei jobs -a)\n"
 
 
-def test_the_environment_can_choose_the_form(hodei, cluster, monkeypatch):
+def test_the_environment_can_set_the_format(hodei, cluster, monkeypatch):
     monkeypatch.setenv("HODEI_OUTPUT", "name")
     assert hodei("jobs").stdout == "3\n2\n1\n"
     assert hodei("jobs", "-o", "jsonl").stdout.startswith("{")
@@ -108,10 +108,10 @@ GANG = {
 def a_gang(**spec: object) -> JobDetail:
     """Eight members: five run, the sixth was lost; there was an earlier attempt."""
     view = job(1, "running", members=8, first_attempt=2, attempt=3)
-    one = detail(view).runs[0]
-    runs = [replace(one, id="1.0.1", state="failed")]
+    run = detail(view).runs[0]
+    runs = [replace(run, id="1.0.1", state="failed")]
     for member in range(6):
-        runs.append(replace(one, id=f"1.{member}.2", member=member, attempt=2, rank=member, state="running"))
+        runs.append(replace(run, id=f"1.{member}.2", member=member, attempt=2, rank=member, state="running"))
     runs[6] = replace(runs[6], state="lost")
     runs[1] = replace(runs[1], cpus=[0, 1, 4], gpus={"0": 1.0, "1": 0.5}, checkpoint_at="2025-12-31T23:59:30.000Z")
     return JobDetail(view, {"spec": {"tasks": [{"name": "main", "count": 8, "min": 4}], **spec}}, runs)
@@ -132,22 +132,22 @@ def test_a_job_shows_how_long_it_may_wait(hodei, stub):
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "text"),
     [
         ({}, ""),
         ({"topology": "zone"}, "all in one zone; a lost member restarts all"),
         (GANG, "all in one rack if possible; only a lost member is replaced; all must run within 5m; "
          "grows and shrinks with the free capacity"),
     ],
-    ids=["none", "a must", "all of them"],
+    ids=["none", "a required topology", "all rules"],
 )  # fmt: skip
-def test_the_rules_of_a_gang_are_described(hodei, stub, rules, words):
+def test_the_rules_of_a_gang_are_described(hodei, stub, rules, text):
     stub.on("GET", f"{API}/jobs/1", a_gang(gang=rules))
-    assert shown(hodei("job", "show", "1").stdout, "gang") == words
+    assert shown(hodei("job", "show", "1").stdout, "gang") == text
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "text"),
     [
         ({"model": "colocated"}, "all tasks on one backend"),
         ({"model": "distributed"}, "tasks over backends, by transfer costs"),
@@ -155,13 +155,13 @@ def test_the_rules_of_a_gang_are_described(hodei, stub, rules, words):
     ],
     ids=["colocated", "distributed", "hub and spoke"],
 )
-def test_a_distribution_is_described(hodei, stub, rules, words):
+def test_a_distribution_is_described(hodei, stub, rules, text):
     stub.on("GET", f"{API}/jobs/1", a_gang(distribution=rules))
-    assert shown(hodei("job", "show", "1").stdout, "distribution") == words
+    assert shown(hodei("job", "show", "1").stdout, "distribution") == text
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "text"),
     [
         ({"signal": "USR1"}, "signal USR1, up to 30s before it is stopped"),
         ({"command": ["save", "-f"], "timeout": "2m"}, "command save -f, up to 2m before it is stopped"),
@@ -169,12 +169,12 @@ def test_a_distribution_is_described(hodei, stub, rules, words):
     ],
     ids=["a signal", "a command", "a file alone"],
 )
-def test_a_checkpoint_is_described(hodei, stub, rules, words):
+def test_a_checkpoint_is_described(hodei, stub, rules, text):
     stub.on("GET", f"{API}/jobs/1", a_gang(checkpoint=rules))
-    assert shown(hodei("job", "show", "1").stdout, "checkpoint") == words
+    assert shown(hodei("job", "show", "1").stdout, "checkpoint") == text
 
 
-def test_runs_show_rank_their_own_parts_of_the_node_and_the_last_checkpoint(hodei, stub):
+def test_runs_show_their_rank_devices_and_last_checkpoint(hodei, stub):
     stub.on("GET", f"{API}/jobs/1", a_gang())
     lines = hodei("job", "show", "1").stdout.splitlines()
     head = next(line for line in lines if "RUN " in line)
@@ -184,10 +184,10 @@ def test_runs_show_rank_their_own_parts_of_the_node_and_the_last_checkpoint(hode
     assert "30s ago" in first
 
 
-def test_a_node_shows_what_it_is_made_of(hodei, stub):
-    made = node(sockets=[SocketView([0, 1, 2, 3], [0, 1]), SocketView([4, 5, 6, 7])], address="10.0.0.7")
-    stub.on("GET", f"{API}/nodes/laptop", made)
-    stub.on("GET", f"{API}/nodes", {"nodes": [made]})
+def test_a_node_shows_its_sockets_and_its_address(hodei, stub):
+    view = node(sockets=[SocketView([0, 1, 2, 3], [0, 1]), SocketView([4, 5, 6, 7])], address="10.0.0.7")
+    stub.on("GET", f"{API}/nodes/laptop", view)
+    stub.on("GET", f"{API}/nodes", {"nodes": [view]})
     text = hodei("node", "show", "laptop").stdout
     assert shown(text, "socket 0") == "cpu 0-3, gpu 0-1"
     assert shown(text, "socket 1") == "cpu 4-7"
@@ -198,7 +198,7 @@ def test_a_node_shows_what_it_is_made_of(hodei, stub):
 EVIL = "x\x1b]0;owned\x07\r\n\x9b31m\u202ey"
 
 
-def test_control_characters_of_others_never_reach_the_terminal(hodei, stub):
+def test_control_characters_in_names_never_reach_the_terminal(hodei, stub):
     view = job(1, "running", name=EVIL, reason=EVIL, labels={"k": EVIL}, user=EVIL, project=EVIL, nodes=[EVIL])
     stub.on("GET", f"{API}/jobs", {"jobs": [view], "next_after": 0})
     stub.on("GET", f"{API}/jobs/1", detail(view))
@@ -223,7 +223,7 @@ def test_escaped_json_decodes_to_the_same(hodei, stub):
     assert msgspec.json.decode(hodei("jobs", "-a", "-o", "json").stdout)[0]["name"] == EVIL
 
 
-def test_clean_leaves_ordinary_text_alone():
+def test_clean_does_not_change_ordinary_text():
     assert clean("Größe 数 ok") == "Größe 数 ok"
     assert clean("a\x1bb\u202ec") == r"a\x1bb\u202ec"
 
@@ -233,7 +233,7 @@ def test_wide_characters_keep_columns_aligned():
     assert table(["数数", "abcd"], columns).splitlines() == ["A     B", "数数  x", "abcd  x"]
 
 
-def test_no_colour_unless_it_is_a_terminal(hodei, cluster, monkeypatch):
+def test_output_is_not_coloured_without_a_terminal(hodei, cluster, monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" not in hodei("jobs").stdout
 
@@ -243,11 +243,11 @@ def test_no_colour_unless_it_is_a_terminal(hodei, cluster, monkeypatch):
     [(0, "0s"), (250, "250ms"), (45_000, "45s"), (119_000, "119s"), (180_000, "3m"), (7_800_000, "2h10m"),
      (7_200_000, "2h"), (86_400_000, "24h"), (5 * 86_400_000, "5d")],
 )  # fmt: skip
-def test_spans_are_short(ms: int, text: str):
+def test_durations_are_short(ms: int, text: str):
     assert times.duration_text(ms) == text
 
 
-def test_moments_are_relative_for_people():
+def test_times_are_relative_for_people():
     assert times.ago("2025-12-31T23:57:00Z") == "3m ago"
     assert times.ago(times.now_ms() + 12_000) == "in 12s"
     assert times.ago("") == ""

@@ -31,7 +31,7 @@ def test_ranges_of_numbers_are_parsed(text: str, ids: list[int] | None):
 
 
 @pytest.mark.parametrize("text", ["3-1", "1-9:0", "1-999999999999"])
-def test_senseless_ranges_are_usage_errors(text: str):
+def test_invalid_ranges_are_usage_errors(text: str):
     with pytest.raises(UsageProblem):
         numbers(text)
 
@@ -39,25 +39,25 @@ def test_senseless_ranges_are_usage_errors(text: str):
 @pytest.fixture
 def client(stub):
     def jobs(request):
-        known = [job(9, "running"), job(8, "pending", name="train"), job(5, name="train")]
+        views = [job(9, "running"), job(8, "pending", name="train"), job(5, name="train")]
         if name := request.query.get("name"):
-            known = [view for view in known if view.name == name]
+            views = [view for view in views if view.name == name]
         if states := request.query.get("state"):
-            known = [view for view in known if view.state in states.split(",")]
-        return {"jobs": known[: int(request.query["limit"])], "next_after": 0}
+            views = [view for view in views if view.state in states.split(",")]
+        return {"jobs": views[: int(request.query["limit"])], "next_after": 0}
 
     stub.on("GET", f"{API}/jobs", jobs)
-    with Client() as made:
-        yield made
+    with Client() as client:
+        yield client
 
 
-def test_last_is_the_newest_a_name_its_newest_and_all_the_active_ones(client: Client):
+def test_last_a_name_and_all_are_resolved_by_the_server(client: Client):
     assert resolve_ids(client, ["last"]) == [9]
     assert resolve_ids(client, ["train"]) == [8]
     assert resolve_ids(client, ["all"]) == [8, 9]
 
 
-def test_each_job_is_named_once_in_the_order_given(client: Client):
+def test_repeated_references_are_resolved_once_in_order(client: Client):
     assert resolve_ids(client, ["3", "last", "1-3", "9"]) == [3, 9, 1, 2]
 
 

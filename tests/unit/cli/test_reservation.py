@@ -27,23 +27,23 @@ def sent(stub) -> dict[str, object]:
     return {key: value for key, value in stub.requests[-1].json().items() if value not in ("", 0, [], {}, "let")}
 
 
-def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
+def test_a_reservation_is_created_with_a_warning_about_late_runs(hodei, stub):
     stub.on("POST", API, VIEW)
-    made = hodei("reservation", "create", "nightly", "--project", "ml", "--from", "+2h", "--for", "3h", "--nodes", "1",
+    result = hodei("reservation", "create", "nightly", "--project", "ml", "--from", "+2h", "--for", "3h", "--nodes", "1",
                  "--cpu", "2")  # fmt: skip
-    assert made.exit_code == 0, made.stderr
+    assert result.exit_code == 0, result.stderr
     assert sent(stub) == {"name": "nightly", "project": "ml", "from": "+2h", "for": "3h", "nodes": 1, "cpu": "2"}
-    assert made.stdout == "reservation nightly: n1 for project ml, from 20:00 until 23:00\n"
-    assert "run 7.0.1 may still be on n1" in made.stderr
+    assert result.stdout == "reservation nightly: n1 for project ml, from 20:00 until 23:00\n"
+    assert "run 7.0.1 may still be on n1" in result.stderr
 
 
 def test_runs_of_others_are_stopped_at_the_start_if_requested(hodei, stub):
     stub.on("POST", API, VIEW | {"at_start": "stop", "at_end": "stop"})
     stub.on("GET", f"{API}/nightly", VIEW | {"at_start": "stop", "at_end": "stop"})
-    made = hodei("reservation", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",
+    result = hodei("reservation", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",
                  "--at-end", "stop")  # fmt: skip
     assert (sent(stub)["at_start"], sent(stub)["at_end"]) == ("stop", "stop")
-    assert "has no estimate and no timeout, and is stopped then if necessary" in made.stderr
+    assert "has no estimate and no timeout, and is stopped then if necessary" in result.stderr
     shown = hodei("reservation", "show", "nightly").stdout
     assert "at start" in shown
     assert "the project's runs are stopped" in shown
@@ -56,20 +56,20 @@ def test_runs_of_others_are_stopped_at_the_start_if_requested(hodei, stub):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         pytest.param("14:00", "2026-01-01T14:00:00+00:00", id="later today"),
-        pytest.param("00:00", "2026-01-02T00:00:00+00:00", id="the next one to come"),
-        pytest.param("2026-03-01T09:30:00", "2026-03-01T09:30:00+00:00", id="in this machine's zone"),
+        pytest.param("00:00", "2026-01-02T00:00:00+00:00", id="tomorrow"),
+        pytest.param("2026-03-01T09:30:00", "2026-03-01T09:30:00+00:00", id="in the local time zone"),
         pytest.param("now", "now", id="now"),
     ],
 )
-def test_times_are_this_machines(hodei, stub, text, wanted):
+def test_times_are_in_the_local_time_zone(hodei, stub, text, expected):
     stub.on("POST", API, VIEW)
     hodei(
         "reservation", "create", "x", "--project", "ml", "--from", text, "--for", "1h", "--node", "n1", "--node", "n2"
     )
-    assert (sent(stub)["from"], sent(stub)["node"]) == (wanted, ["n1", "n2"])
+    assert (sent(stub)["from"], sent(stub)["node"]) == (expected, ["n1", "n2"])
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_times_are_this_machines(hodei, stub, text, wanted):
         pytest.param(["--for", "1h", "--nodes", "1", "--from", "soon"], id="no time"),
     ],
 )
-def test_what_contradicts_itself_is_never_sent(hodei, stub, args):
+def test_contradicting_options_are_not_sent(hodei, stub, args):
     assert hodei("reservation", "create", "x", "--project", "ml", *args).exit_code == 2
     assert stub.requests == []
 
 
-def test_lists_and_one(hodei, stub):
+def test_reservations_are_listed_shown_and_deleted(hodei, stub):
     stub.on("GET", API, {"reservations": [VIEW]})
     stub.on("GET", f"{API}/nightly", VIEW)
     stub.on("DELETE", f"{API}/nightly", VIEW)

@@ -28,13 +28,13 @@ def log_of(request: Request, state: str = "succeeded", job_state: str = "succeed
 
 @pytest.fixture
 def ended(stub):
-    """A job that runs at once and ends as the test says."""
+    """A job that runs at once and ends with the given state."""
 
-    def end(**how):
+    def end(**fields):
         stub.on("POST", f"{API}/jobs", Answer({"ids": [1]}, 201))
         stub.on("GET", f"{API}/jobs/1/logs", log_of)
-        stub.on("GET", f"{API}/jobs/1/wait", job(1, **how))
-        stub.on("GET", f"{API}/jobs/1", detail(job(1, **how)))
+        stub.on("GET", f"{API}/jobs/1/wait", job(1, **fields))
+        stub.on("GET", f"{API}/jobs/1", detail(job(1, **fields)))
         return stub
 
     return end
@@ -49,24 +49,24 @@ def test_run_copies_both_streams_byte_for_byte_and_succeeds(hodei, ended):
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "said"),
+    ("fields", "code", "message"),
     [
         ({"state": "failed", "exit_code": 3, "reason_code": "EXIT_CODE", "reason": "exit code 3"}, 3, "exit code 3"),
         ({"state": "failed", "exit_code": 137, "reason_code": "oom", "reason": "out of memory"}, 137, "out of memory"),
-        ({"state": "failed", "reason_code": "lost", "reason": "node gone"}, 10, "job 1 (job-1) failed: node gone"),
+        ({"state": "failed", "reason_code": "lost", "reason": "node lost"}, 10, "job 1 (job-1) failed: node lost"),
         ({"state": "cancelled", "reason": "by admin"}, 10, "job 1 (job-1) cancelled: by admin"),
     ],
     ids=["its own code", "a signal", "no code", "cancelled by a user"],
 )
-def test_run_ends_with_the_jobs_own_code(hodei, ended, how, code: int, said: str):
-    ended(**how)
+def test_run_exits_with_the_code_of_the_job(hodei, ended, fields, code: int, message: str):
+    ended(**fields)
     result = hodei("run", "false")
     assert result.exit_code == code
     assert result.stderr.startswith("err\njob 1 (job-1) ")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
-def test_options_behind_the_command_belong_to_the_command(hodei, ended):
+def test_options_after_the_command_belong_to_the_command(hodei, ended):
     stub = ended(state="succeeded")
     hodei("run", "--cpu", "2", "ls", "--name", "-d")
     document = stub.sent("POST", f"{API}/jobs")[0].json()["jobs"][0]
@@ -84,11 +84,11 @@ def test_detached_prints_the_id_and_nothing_else(hodei, ended):
 def test_a_job_that_does_not_start_is_explained_once(hodei, ended, monkeypatch):
     stub = ended(state="succeeded")
     monkeypatch.setattr(run_module, "EXPLAIN_AFTER_S", 0.0)
-    asked = []
+    requests = []
 
     def logs(request: Request) -> Answer:
-        asked.append(1)
-        if len(asked) > 6:
+        requests.append(1)
+        if len(requests) > 6:
             return log_of(request)
         return Answer(b"", headers={"Hodei-Run": "", "Hodei-Run-State": "", "Hodei-Job-State": "pending"})
 
@@ -133,8 +133,8 @@ def test_logs_are_raw_and_an_empty_log_is_reported(hodei, ended):
         both = hodei("logs", *follow, "1")
         assert (both.stdout_bytes, both.stderr_bytes) == (OUTPUT["stdout"], OUTPUT["stderr"])
         for stream in ("stdout", "stderr"):
-            one = hodei("logs", *follow, "1", f"--{stream}")
-            assert (one.stdout_bytes, one.stderr_bytes) == (OUTPUT[stream], b"")
+            result = hodei("logs", *follow, "1", f"--{stream}")
+            assert (result.stdout_bytes, result.stderr_bytes) == (OUTPUT[stream], b"")
 
 
 def test_an_empty_log_is_explained_on_stderr(hodei, stub):
@@ -146,14 +146,14 @@ def test_an_empty_log_is_explained_on_stderr(hodei, stub):
     assert hodei("logs", "1", "--stderr").stderr == "job 1 (pending) has written nothing to stderr\n"
 
 
-def test_options_choose_member_attempt_and_stream(hodei, ended):
+def test_options_select_member_attempt_and_stream(hodei, ended):
     stub = ended(state="succeeded")
     hodei("logs", "1", "--member", "2", "--attempt", "3", "--stderr")
     query = stub.sent("GET", f"{API}/jobs/1/logs")[0].query
     assert (query["member"], query["attempt"], query["stream"]) == ("2", "3", "stderr")
 
 
-def test_the_tail_is_the_last_lines_then_what_follows(hodei, stub):
+def test_tail_prints_the_last_lines_and_follows(hodei, stub):
     text = b"".join(b"line %d\n" % n for n in range(1000)) + b"rest"
 
     def logs(request: Request) -> Answer:
@@ -169,11 +169,11 @@ def test_the_tail_is_the_last_lines_then_what_follows(hodei, stub):
     assert hodei("logs", "--tail", "0", "1").stdout_bytes == b""
 
 
-def test_lines_split_over_chunks_are_put_together():
+def test_lines_split_over_chunks_are_joined():
     assert last_lines([b"a\nb", b"c\n", b"d"], 2) == [b"bc\n", b"d"]
 
 
-def test_lines_are_objects_for_programs(hodei, ended):
+def test_log_lines_are_json_objects_for_programs(hodei, ended):
     ended(state="succeeded").on("GET", f"{API}/jobs/1/logs/times", {"run": "1.0.1", "started_ms": 1000})
     lines = [json.loads(line) for line in hodei("logs", "1", "--stderr", "-o", "jsonl").stdout.splitlines()]
     assert lines == [{"source": "main[0]", "stream": "stderr", "at": "1970-01-01T00:00:01.000Z", "text": "err\n"}]

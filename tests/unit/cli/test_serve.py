@@ -14,7 +14,7 @@ import pytest
 from hodei.cli import serve
 from hodei.process import DetachedProcess
 
-# Stands in for a server: says where it is, answers /readyz, ends on TERM. What a real one does is not shown here.
+# A fake server: writes server.json, answers /readyz and ends on TERM. It proves nothing about a real server.
 SERVER = """
 import http.server, json, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def executed(monkeypatch):
     def execv(path: str, argv: list[str]) -> None:
         assert path == sys.executable
         calls.append(argv[1:])
-        raise SystemExit(0)  # nothing comes back from the real one
+        raise SystemExit(0)  # the real execv does not return
 
     monkeypatch.setattr(os, "execv", execv)
     return calls
@@ -51,7 +51,7 @@ def test_up_executes_the_server_with_its_options(hodei, executed):
     ]
 
 
-def test_the_home_before_the_command_counts_too(hodei, executed):
+def test_home_may_be_given_before_the_command(hodei, executed):
     hodei("--home", "/y", "up")
     assert executed == [["-m", "hodei.server", "--home=/y"]]
 
@@ -66,12 +66,12 @@ def test_the_home_before_the_command_counts_too(hodei, executed):
         ("test", "hodei.sim.scenario"),
     ],
 )
-def test_bench_kube_replay_sim_and_test_are_programs_of_their_own(hodei, executed, name: str, module: str):
+def test_bench_kube_replay_sim_and_test_execute_their_own_programs(hodei, executed, name: str, module: str):
     hodei(name, "engine", "--nodes", "5", "--help")
     assert executed == [["-m", module, "engine", "--nodes", "5", "--help"]]
 
 
-def test_benchmarks_without_a_source_checkout_are_refused_in_one_sentence(hodei, executed, monkeypatch, tmp_path: Path):
+def test_benchmarks_without_a_source_checkout_are_refused(hodei, executed, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(serve, "__file__", str(tmp_path / "site-packages/hodei/cli/serve.py"))
     result = hodei("bench", "engine")
     assert result.exit_code == 2
@@ -98,8 +98,8 @@ def test_down_does_not_stop_another_process_with_the_same_pid(hodei, tmp_path: P
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch):
-    """`-m hodei.server` finds the stand-in; started processes are ended by pid."""
+def fake_server(tmp_path: Path, monkeypatch):
+    """`-m hodei.server` runs the fake server; started processes are ended by pid."""
     package = tmp_path / "path/hodei/server"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("")
@@ -122,7 +122,7 @@ def stand_in(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.real
-def test_a_detached_server_is_awaited_named_and_stopped(hodei, stand_in, tmp_path: Path):
+def test_up_waits_for_a_detached_server_and_down_stops_it(hodei, fake_server, tmp_path: Path):
     home = tmp_path / "home"
     result = hodei("up", "-d", "--home", str(home))
     assert result.exit_code == 0, result.stderr
@@ -130,16 +130,16 @@ def test_a_detached_server_is_awaited_named_and_stopped(hodei, stand_in, tmp_pat
     assert f"{home}/token" in result.stderr
     assert home.stat().st_mode & 0o777 == 0o700
     assert (home / "server.log").stat().st_mode & 0o777 == 0o600
-    assert os.getsid(stand_in[0].pid) == stand_in[0].pid
+    assert os.getsid(fake_server[0].pid) == fake_server[0].pid
     assert "already running" in hodei("up", "-d", "--home", str(home)).stderr
-    assert len(stand_in) == 1
+    assert len(fake_server) == 1
     stopped = hodei("down", "--home", str(home))
     assert stopped.exit_code == 0, stopped.stderr
-    assert not serve.is_alive(stand_in[0].pid)
+    assert not serve.is_alive(fake_server[0].pid)
 
 
 @pytest.mark.real
-def test_a_server_that_ends_at_once_is_reported_with_its_last_error(hodei, stand_in, tmp_path: Path):
+def test_a_server_that_ends_at_once_is_reported_with_its_last_error(hodei, fake_server, tmp_path: Path):
     began = time.monotonic()
     result = hodei("up", "-d", "--home", str(tmp_path / "home"), "--host", "bad")
     assert result.exit_code == 1

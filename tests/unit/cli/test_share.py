@@ -22,7 +22,7 @@ QUOTA = {
     "project": "ml", "resource": "cpu", "used": 3000, "hard": 2000, "cohort": "lab", "borrowed": 1000, "more": 0,
     "by": [["ann", 2000], ["bob", 1000]],
 }  # fmt: skip
-STANDING = {
+BREAKDOWN = {
     "job": 7, "milli": 533609, "position": 2, "pending": 9, "queue": "multifactor",
     "terms": [{"name": "priority", "milli": 500_000, "text": "as submitted"}, {"name": "age", "milli": 33_609, "text": "x"}],
 }  # fmt: skip
@@ -32,18 +32,18 @@ STANDING = {
 def answers(stub):
     stub.on("GET", "/api/v1/shares", TREE)
     stub.on("GET", "/api/v1/quotas", {"quotas": [QUOTA]})
-    stub.on("GET", "/api/v1/jobs/7/priority", STANDING)
+    stub.on("GET", "/api/v1/jobs/7/priority", BREAKDOWN)
     return stub
 
 
-def told(hodei, *args):
+def run(hodei, *args):
     done = hodei(*args)
     assert done.exit_code == 0, done.stderr
     return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_share_shows_every_account_and_how_budgets_stand(hodei, answers):
-    lines = told(hodei, "share")
+def test_share_shows_every_account_and_the_budgets(hodei, answers):
+    lines = run(hodei, "share")
     assert lines[0] == "fair share by fair tree, half-life 7d"
     assert "science 3 75.0% 0.1% 2 h 750 2/2 1.000 ████████████████████" in lines
     assert "web 1 25.0% 99.9% 1,998 h 0.2502 1/2 0.500 ██████████" in lines
@@ -51,7 +51,7 @@ def test_share_shows_every_account_and_how_budgets_stand(hodei, answers):
 
 
 def test_show_fetches_one_account_and_prints_its_calculation(hodei, answers):
-    lines = told(hodei, "share", "show", "web")
+    lines = run(hodei, "share", "show", "web")
     assert answers.requests[-1].query == {"account": "web"}
     assert "due 1 of 4 shares = 0.250000" in lines
     assert "used 1,998 h of 2,000 h on its level = 0.999000" in lines
@@ -59,44 +59,44 @@ def test_show_fetches_one_account_and_prints_its_calculation(hodei, answers):
     assert "due like its parent account = 0.000000" in lines
 
 
-def test_show_names_the_accounts_there_are_if_there_is_none_of_that_name(hodei, answers):
+def test_show_lists_the_accounts_if_the_name_is_unknown(hodei, answers):
     answers.on("GET", "/api/v1/shares", lambda request: TREE | {"rows": []} if request.query else TREE)
     done = hodei("share", "show", "wbe")
     assert done.exit_code == 3
     assert "next: accounts so far: science, web" in done.stderr
 
 
-def test_programs_get_the_report_as_it_is(hodei, answers):
+def test_programs_get_the_report_of_the_api(hodei, answers):
     import json
 
     assert json.loads(hodei("share", "-o", "json").stdout)["rows"] == TREE["rows"]
     assert json.loads(hodei("share", "show", "web", "-o", "json").stdout)["formula"] == "fair_tree"
     assert json.loads(hodei("quota", "-o", "json").stdout) == [QUOTA]
-    assert json.loads(hodei("priority", "7", "-o", "json").stdout) == STANDING
+    assert json.loads(hodei("priority", "7", "-o", "json").stdout) == BREAKDOWN
 
 
 def test_quota_shows_borrowed_amounts_and_the_largest_users(hodei, answers):
-    assert told(hodei, "quota") == [
+    assert run(hodei, "quota") == [
         "PROJECT RESOURCE USED HARD BORROWED MORE COHORT BY",
         "ml cpu 3 2 1 0 lab ann 2, bob 1",
     ]
-    assert told(hodei, "quota", "show", "ml", "--no-headers") == ["ml cpu 3 2 - 1 0 lab ann 2, bob 1"]
+    assert run(hodei, "quota", "show", "ml", "--no-headers") == ["ml cpu 3 2 - 1 0 lab ann 2, bob 1"]
     other = hodei("quota", "show", "other")
     assert (other.exit_code, other.stdout) == (3, "")
     assert "project 'other' has no quota" in other.stderr
 
 
 def test_the_terms_of_a_priority_are_shown_with_their_sum(hodei, answers):
-    lines = told(hodei, "priority", "7")
+    lines = run(hodei, "priority", "7")
     assert lines[0] == "job 7 is number 2 of 9 in its queue (multifactor)"
     assert "priority 500 as submitted" in lines
     assert lines[-1] == "total 533.609"
 
 
 @pytest.mark.parametrize(
-    ("usage", "said"), [(0, "0 h"), (HOUR // 3600, "1 s"), (HOUR // 4, "0.25 h"), (123_456 * HOUR, "123,456 h")]
+    ("usage", "text"), [(0, "0 h"), (HOUR // 3600, "1 s"), (HOUR // 4, "0.25 h"), (123_456 * HOUR, "123,456 h")]
 )
-def test_usage_is_written_so_that_it_can_be_read(usage, said):
+def test_usage_is_rounded_for_people(usage, text):
     from hodei.cli.share import _usage
 
-    assert _usage(usage) == said
+    assert _usage(usage) == text

@@ -93,7 +93,7 @@ def test_numbers_are_folded():
         ({"state": "pending", "reason_code": "A_NEW_ONE"}, "PENDING PD", "A_NEW_ONE", "0:0"),
     ],
 )  # fmt: skip
-def test_states_and_reasons_are_slurms(fields, state, reason, code):
+def test_states_and_reasons_are_those_of_slurm(fields, state, reason, code):
     row = JobRow(job(1, **{"started_at": "", "exit_code": None, "reason_code": "", **fields}))
     assert (f"{row.state} {row.short_state}", row.reason, row.exit_code) == (state, reason, code)
 
@@ -108,14 +108,14 @@ def test_columns_are_cut_and_padded():
         list(format_rows("%y", listings.SQUEUE_FIELDS, [row], header=False))
 
 
-def test_options_are_parsed_as_getopt_does():
+def test_options_are_parsed_like_getopt():
     args = parse_options(["-hu", "ada", "--sta=PD,R", "7"], "h/noheader u/user= states=")
     assert ("noheader" in args, args.get("user"), args.values("states"), args.rest) == (True, "ada", ["PD", "R"], ["7"])
     with pytest.raises(CommandError, match="unrecognized option '--nope'"):
         parse_options(["--nope"], "h/noheader")
 
 
-def test_options_end_at_the_script_and_its_arguments_follow():
+def test_arguments_after_the_script_are_not_options():
     options, rest, wrapped = sbatch.split(["-c", "4", "--mem=1G", "job.sh", "-c", "x"])
     assert [(option.name, option.value) for option in options] == [("cpus-per-task", "4"), ("mem", "1G")]
     assert (rest, wrapped) == (["job.sh", "-c", "x"], None)
@@ -126,13 +126,13 @@ def test_variables_of_sbatch_override_the_script_and_are_overridden_by_the_comma
     stub.on("POST", "/api/v1/jobs", {"ids": [7]})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_TIMELIMIT", "7")
-    monkeypatch.setenv("SBATCH_JOB_NAME", "theirs")
+    monkeypatch.setenv("SBATCH_JOB_NAME", "other")
     (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH -t 60\ntrue\n")
     with pytest.raises(SystemExit) as ended:
-        main(["sbatch", "-J", "mine", "job.sh"])
+        main(["sbatch", "-J", "own", "job.sh"])
     assert not ended.value.code
     (job,) = stub.sent("POST", "/api/v1/jobs")[0].json()["jobs"]
-    assert (job["timeout"], job["name"], job["workdir"]) == ("7m", "mine", str(tmp_path))
+    assert (job["timeout"], job["name"], job["workdir"]) == ("7m", "own", str(tmp_path))
     assert "HODEI_TOKEN" not in job["env"]
 
 
@@ -174,15 +174,15 @@ def test_srun_refuses_exclusive_outside_of_a_job(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_shim_has_help_and_version(name: str, capsys):
-    for word, lines_said in (("--version", 1), ("-V", 1), ("--help", 2), ("--usage", 2)):
+    for word, line_count in (("--version", 1), ("-V", 1), ("--help", 2), ("--usage", 2)):
         with pytest.raises(SystemExit) as ended:
             main([name, word])
-        said = capsys.readouterr()
-        assert (ended.value.code, said.err, said.out.count("\n")) == (0, "", lines_said)
-        assert said.out.startswith(f"{name} for Hodei ")
+        output = capsys.readouterr()
+        assert (ended.value.code, output.err, output.out.count("\n")) == (0, "", line_count)
+        assert output.out.startswith(f"{name} for Hodei ")
 
 
-def test_an_action_that_is_not_possible_is_reported_once_and_with_what_to_do(stub, capsys):
+def test_an_impossible_action_is_reported_once_with_a_hint(stub, capsys):
     from unit.cli.stub import problem
 
     stub.on("GET", "/api/v1/jobs/3", {"job": job(3), "spec": {}, "runs": []})
@@ -193,7 +193,7 @@ def test_an_action_that_is_not_possible_is_reported_once_and_with_what_to_do(stu
     assert capsys.readouterr().err == "scontrol: error: job 3 has ended; next: hodei requeue 3\n"
 
 
-def test_sinfo_and_squeue_call_a_profile_a_partition(stub, capsys):
+def test_sinfo_shows_profiles_and_queues_as_partitions(stub, capsys):
     from unit.cli.stub import node
 
     info = {

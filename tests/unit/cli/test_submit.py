@@ -17,17 +17,17 @@ API = "/api/v1"
 
 
 @pytest.fixture
-def taken(stub):
-    """The documents that the server got, over all requests."""
-    got: list[dict] = []
+def submitted(stub):
+    """All documents that the server received."""
+    received: list[dict] = []
 
     def submit(request):
         documents = request.json()["jobs"]
-        got.extend(documents)
-        return Answer({"ids": list(range(len(got) - len(documents) + 1, len(got) + 1))}, 201)
+        received.extend(documents)
+        return Answer({"ids": list(range(len(received) - len(documents) + 1, len(received) + 1))}, 201)
 
     stub.on("POST", f"{API}/jobs", submit)
-    return got
+    return received
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def file(tmp_path: Path):
     return write
 
 
-def test_every_document_of_every_file_is_submitted_in_order(hodei, taken, file):
+def test_every_document_of_every_file_is_submitted_in_order(hodei, submitted, file):
     one = file("name: a\ncommand: [x]\n---\nname: b\ncommand: [y]\n", "1.yaml")
     two = file("apiVersion: hodei/v1\nkind: Job\nmetadata: {name: c}\nspec: {tasks: [{command: [z]}]}\n", "2.yaml")
     result = hodei("submit", one, two)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "job 1 (a) submitted\njob 2 (b) submitted\njob 3 (c) submitted\n"
-    assert [document.get("name", "-") for document in taken] == ["a", "b", "-"]
+    assert [document.get("name", "-") for document in submitted] == ["a", "b", "-"]
 
 
 @pytest.mark.parametrize(
@@ -59,26 +59,26 @@ def test_every_document_of_every_file_is_submitted_in_order(hodei, taken, file):
     ],
     ids=["yaml", "list", "bulk", "json lines"],
 )
-def test_stdin_takes_many_jobs_in_every_form(hodei, taken, text: str):
+def test_stdin_takes_many_jobs_in_every_form(hodei, submitted, text: str):
     result = hodei("submit", "-", "-q", input=text)
     assert (result.exit_code, result.stdout) == (0, "1\n2\n")
-    assert [document["command"] for document in taken] == [["x"], ["y"]]
+    assert [document["command"] for document in submitted] == [["x"], ["y"]]
 
 
-def test_programs_get_ids_and_names(hodei, taken, file):
+def test_ids_and_names_are_printed_for_programs(hodei, submitted, file):
     path = file("name: a\ncommand: [x]\n")
     assert msgspec.json.decode(hodei("submit", path, "-o", "json").stdout) == [{"id": 1, "name": "a"}]
     assert hodei("submit", path, "-o", "name").stdout == "2\n"
 
 
-def test_a_one_liner_is_the_short_form_with_its_options(hodei, taken, monkeypatch, tmp_path: Path):
+def test_a_command_with_options_is_sent_in_the_short_form(hodei, submitted, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("SECRET", "42")
     monkeypatch.chdir(tmp_path)
     args = "--name t --cpu 2 --memory 4Gi --gpu 1 --gpu-type a100 --priority 7 --env A=1=2 --env SECRET --retries 2"
     more = "--label team=a --node-selector disk=ssd --timeout 1h --project p --resource licence/x=1 --tolerate gpu:NoSchedule"
     result = hodei("submit", *args.split(), *more.split(), "--", "python", "--cpu", "x.py")
     assert result.exit_code == 0, result.stderr
-    assert taken == [
+    assert submitted == [
         {
             "command": ["python", "--cpu", "x.py"], "name": "t", "cpu": "2", "memory": "4Gi", "gpu": "1",
             "gpu_type": "a100", "priority": 7, "env": {"A": "1=2", "SECRET": "42"}, "retries": 2, "project": "p",
@@ -86,33 +86,33 @@ def test_a_one_liner_is_the_short_form_with_its_options(hodei, taken, monkeypatc
             "resources": {"licence/x": "1"}, "tolerations": ["gpu:NoSchedule"],
         }
     ]  # fmt: skip
-    parse_job(taken[0])
+    parse_job(submitted[0])
 
 
-def test_the_working_directory_of_this_machine_is_not_sent_to_another(hodei, stub, taken, monkeypatch):
+def test_the_working_directory_of_this_machine_is_not_sent_to_another(hodei, stub, submitted, monkeypatch):
     from hodei.client.transport import Target
 
     monkeypatch.setattr(Target, "loopback", property(lambda self: False))
     assert hodei("submit", "--", "true").exit_code == 0
-    assert taken == [{"command": ["true"]}]
+    assert submitted == [{"command": ["true"]}]
 
 
 @pytest.mark.parametrize("args", [[], ["--full"]], ids=["short", "full"])
-def test_the_example_job_is_a_good_one(hodei, args: list[str]):
+def test_the_example_job_is_valid(hodei, args: list[str]):
     text = hodei("job", "init", *args).stdout
     assert text.startswith("#")
     for document in load_yaml(text, name="example"):
         parse_job(document)
 
 
-def test_wait_reports_a_failed_job(hodei, stub, taken, file):
+def test_wait_reports_a_failed_job(hodei, stub, submitted, file):
     stub.on("GET", f"{API}/jobs/1/wait", job(1, "failed", exit_code=2, reason="exit code 2"))
     result = hodei("submit", "--wait", file("command: [x]"))
     assert result.exit_code == 10
     assert "job 1 (job-1) failed: exit code 2" in result.stderr
 
 
-def test_all_mistakes_are_named_with_their_place_and_nothing_is_sent(hodei, stub, taken, file):
+def test_all_mistakes_are_reported_with_their_lines_and_nothing_is_sent(hodei, stub, submitted, file):
     path = file("command: [x]\ncpu: -1\nmemroy: 1Gi\n---\ncommand: [y]\n---\ncommand: 5\n")
     result = hodei("submit", path)
     assert result.exit_code == 1
@@ -141,7 +141,7 @@ def test_bad_options_are_errors_before_anything_is_sent(hodei, stub):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ([], "there is nothing to submit"),
         (["missing.yaml"], "there is no file missing.yaml"),
@@ -157,7 +157,7 @@ def test_bad_options_are_errors_before_anything_is_sent(hodei, stub):
         (["--label", "x", "--", "true"], "is not of the form KEY=VALUE"),
     ],
 )
-def test_input_that_cannot_be_read_is_a_clear_usage_error(hodei, stub, file, monkeypatch, tmp_path, args, said):
+def test_unreadable_input_is_a_usage_error(hodei, stub, file, monkeypatch, tmp_path, args, message):
     monkeypatch.chdir(tmp_path)
     file(b"\xff\xfe\x00", "binary")
     file(b"a\x00b", "nul")
@@ -167,8 +167,8 @@ def test_input_that_cannot_be_read_is_a_clear_usage_error(hodei, stub, file, mon
         pytest.skip("this user can read everything")
     result = hodei("submit", *args)
     assert result.exit_code == 2
-    assert said in result.stderr
-    assert "next: " in result.stderr or "cannot read" in said or "KEY=VALUE" in said
+    assert message in result.stderr
+    assert "next: " in result.stderr or "cannot read" in message or "KEY=VALUE" in message
     assert not stub.sent("POST", f"{API}/jobs")
 
 
@@ -195,8 +195,8 @@ def test_the_exit_code_of_plan_is_the_outcome(hodei, stub, file, plans, plain: i
 def test_plan_explains_one_job_and_lists_several(hodei, stub, file):
     stub.on("POST", f"{API}/plan", {"plans": [NOW]})
     path = file("command: [x]")
-    one = hodei("plan", path).stdout
-    assert one == "the job (a) would start now: starts at once [PLACED]\n\n  main[0] would go to n1\n"
+    output = hodei("plan", path).stdout
+    assert output == "the job (a) would start now: starts at once [PLACED]\n\n  main[0] would go to n1\n"
     stub.on("POST", f"{API}/plan", {"plans": [NOW, LATER]})
     assert hodei("plan", path).stdout.splitlines()[1:] == [
         "a    placed   n1     starts at once",
@@ -205,7 +205,7 @@ def test_plan_explains_one_job_and_lists_several(hodei, stub, file):
     assert len(msgspec.json.decode(hodei("plan", path, "-o", "json").stdout)) == 2
 
 
-def test_a_job_that_the_server_refuses_as_too_large_is_unschedulable_too(hodei, stub, file):
+def test_a_job_larger_than_the_cluster_exits_with_5(hodei, stub, file):
     stub.on("POST", f"{API}/plan", problem(422, "LARGER_THAN_CLUSTER", "x can never run here", "ask for less"))
     result = hodei("plan", file("command: [x]"))
     assert result.exit_code == 5

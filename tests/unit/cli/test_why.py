@@ -49,31 +49,31 @@ NEVER = Explanation(status="unsatisfiable", code="TOO_LARGE", summary="no node h
 
 
 @pytest.mark.parametrize(("name", "answer"), [("waiting", WAITING), ("placed", PLACED), ("unsatisfiable", NEVER)])
-def test_the_explanation_reads_as_it_always_did(hodei, stub, name: str, answer: Explanation):
+def test_an_explanation_matches_its_golden_file(hodei, stub, name: str, answer: Explanation):
     stub.on("GET", f"{API}/jobs/12/why", answer)
     result = hodei("why", "12")
     assert result.exit_code == 0, result.stderr
     assert result.stdout == (GOLDEN / f"why_{name}.txt").read_text()
 
 
-def test_programs_get_the_object_of_the_api(hodei, stub):
+def test_json_output_is_the_object_of_the_api(hodei, stub):
     stub.on("GET", f"{API}/jobs/12/why", WAITING)
     assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation) == WAITING
 
 
-def test_wide_names_every_node(hodei, stub):
+def test_wide_shows_every_node(hodei, stub):
     stub.on("GET", f"{API}/jobs/12/why", WAITING)
     assert "n1, n2, n3, n4, n5" in hodei("why", "12", "-o", "wide").stdout
 
 
-def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
+def test_a_scheduler_without_heartbeat_is_shown(hodei, stub):
     silent = msgspec.structs.replace(WAITING, scheduler_beat_ms=NOW_MS - 90_000)
     stub.on("GET", f"{API}/jobs/12/why", silent)
     assert "last heartbeat 90s ago" in hodei("why", "12").stdout
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("entry", "text"),
     [
         (
             BackendQueueEntry("hpc", NOW_MS + 90_000, "Slurm: Priority"),
@@ -84,14 +84,14 @@ def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
     ids=["estimate", "no estimate"],
 )
 def test_a_job_in_the_queue_of_a_backend_shows_the_estimate_of_the_backend(
-    hodei, stub, line: BackendQueueEntry, said: str
+    hodei, stub, entry: BackendQueueEntry, text: str
 ):
     answer = Explanation(
-        "placed", "PLACED", "placed on hpc-main, waits in the queue of backend hpc", job=12, backend_queue=line
+        "placed", "PLACED", "placed on hpc-main, waits in the queue of backend hpc", job=12, backend_queue=entry
     )
     stub.on("GET", f"{API}/jobs/12/why", answer)
-    assert re.search(said, hodei("why", "12").stdout)
-    assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).backend_queue == line
+    assert re.search(text, hodei("why", "12").stdout)
+    assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).backend_queue == entry
 
 
 def test_last_is_the_newest_job(hodei, stub):
@@ -100,25 +100,27 @@ def test_last_is_the_newest_job(hodei, stub):
     assert hodei("why", "last").stdout.startswith("job 12 (train) is running")
 
 
-def test_the_changes_that_would_help_are_a_table_of_their_own(hodei, stub):
+def test_suggested_changes_are_a_separate_table(hodei, stub):
     suggestions = (
         Suggestion("memory 64Gi to 60Gi", "lower", 3, "n2", Patch("main", {"request": {"memory": 60 * 2**30}})),
         Suggestion("tolerate dedicated=gpu:NoSchedule", "tolerate", 5, "g1"),
     )
     stub.on("GET", f"{API}/jobs/12/why", msgspec.structs.replace(WAITING, suggestions=suggestions))
-    said = hodei("why", "12").stdout
-    assert "\n  any one of these changes would let it start now:\n" in said
-    assert "  memory 64Gi to 60Gi                3      n2\n" in said
-    assert "  tolerate dedicated=gpu:NoSchedule  5      g1\n" in said
+    output = hodei("why", "12").stdout
+    assert "\n  any one of these changes would let it start now:\n" in output
+    assert "  memory 64Gi to 60Gi                3      n2\n" in output
+    assert "  tolerate dedicated=gpu:NoSchedule  5      g1\n" in output
 
 
 def test_why_can_be_limited_to_one_node(hodei, stub):
-    could = Placement("n2", "main", 0, decision=Decision(Candidate("n2", 6400, TERMS)))
-    answer = Explanation("waiting", "FITS_HERE", "n2 could take it", job=12, placements=(could,), nodes=1, feasible=1)
+    placement = Placement("n2", "main", 0, decision=Decision(Candidate("n2", 6400, TERMS)))
+    answer = Explanation(
+        "waiting", "FITS_HERE", "n2 could take it", job=12, placements=(placement,), nodes=1, feasible=1
+    )
     stub.on("GET", f"{API}/jobs/12/why", answer)
-    said = hodei("why", "12", "--node", "n2").stdout
-    assert said.startswith("job 12 is waiting: n2 could take it [FITS_HERE]\n")
-    assert "main[0] could go to n2\n    score 64.0 of 100 (profile default)\n" in said
+    output = hodei("why", "12", "--node", "n2").stdout
+    assert output.startswith("job 12 is waiting: n2 could take it [FITS_HERE]\n")
+    assert "main[0] could go to n2\n    score 64.0 of 100 (profile default)\n" in output
     (sent,) = stub.sent("GET", f"{API}/jobs/12/why")
     assert sent.query == {"node": "n2"}
 
