@@ -98,21 +98,26 @@ def exit_code(
     `invalid_input` is the code for a file or setting with mistakes."""
     stdout = sys.stdout
     try:
-        code = main(args, program, **extra | {"standalone_mode": False})
+        try:
+            code = main(args, program, **extra | {"standalone_mode": False})
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            from hodei.cli.errors import report
+            from hodei.model.errors import InvalidInput
+
+            code = report(error)
+            code = invalid_input if isinstance(error, InvalidInput) else code
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:
         # The reader has closed the pipe (`hodei jobs | head`): no message now, and none at exit. click makes it a
         # SystemExit and replaces stdout.
         if isinstance(error, SystemExit) and sys.stdout is stdout:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         return 141
-    except Exception as error:
-        from hodei.cli.errors import report
-        from hodei.model.errors import InvalidInput
-
-        code = report(error)
-        return invalid_input if isinstance(error, InvalidInput) else code
     except KeyboardInterrupt:
         return 130
     return code if isinstance(code, int) else 0

@@ -58,8 +58,9 @@ def test_a_closed_pipe_has_its_exit_code_and_no_message(command: list[str]):
     os.close(read)
     args = [sys.executable, "-m", *command]
     done = subprocess.run(args, stdout=write, stderr=subprocess.PIPE, cwd=DOCS.parents[2], check=False)
+    wrong = subprocess.run([*args, "--wrong"], stdout=write, stderr=write, cwd=DOCS.parents[2], check=False)
     os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (done.returncode, done.stderr, wrong.returncode) == (141, b"", 141)
 
 
 def test_an_error_has_a_message_problems_a_hint_and_a_code(hodei, stub):
