@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from hodei.agent import facts
 from hodei.backends import machine
 
 
@@ -18,7 +19,7 @@ def test_the_machine_reports_its_capacity(tmp_path):
 
 
 def test_limits_of_parent_cgroups_are_respected(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "own_groups", lambda: {"": "/a/b"})
+    monkeypatch.setattr(facts, "own_groups", lambda: {"": "/a/b"})
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
@@ -29,7 +30,7 @@ def test_limits_of_parent_cgroups_are_respected(tmp_path, monkeypatch):
 
 def test_the_host_name_is_a_valid_name(monkeypatch):
     for given, expected in (("My_Host.local", "my-host.local"), ("---", "local"), ("a" * 80, "a" * 63)):
-        monkeypatch.setattr(machine.socket, "gethostname", lambda given=given: given)
+        monkeypatch.setattr(facts.socket, "gethostname", lambda given=given: given)
         assert machine.hostname() == expected
         assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", machine.hostname())
 
@@ -47,7 +48,7 @@ def test_the_host_name_is_a_valid_name(monkeypatch):
     ],
 )
 def test_sockets_are_numa_nodes_with_the_cores_that_we_may_use(tmp_path, monkeypatch, lists, expected):
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1, 4, 8})
+    monkeypatch.setattr(facts.os, "sched_getaffinity", lambda _: {0, 1, 4, 8})
     for name, text in lists.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(f"{text}\n")
