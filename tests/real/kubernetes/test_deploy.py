@@ -21,7 +21,7 @@ from real.kubernetes.api import wait
 from real.kubernetes.cluster import Cluster, node
 from real.kubernetes.plane import Plane
 from real.kubernetes.pod_scheduler import PodScheduler
-from unit.deploy.played import played
+from unit.deploy.fake_programs import record_calls
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]
@@ -332,7 +332,7 @@ def test_the_preemption_demo_shows_all_steps_and_cleans_up(bare: Bare, at_work: 
 def test_the_minikube_script_installs_from_the_built_image_and_runs_the_examples(bare: Bare, tmp_path: Path) -> None:
     """minikube and docker are played and do nothing: that a cluster is made, an image built and loaded is not proved. All that
     comes after is done by the real kubectl on a real API server."""
-    calls = played(tmp_path / "bin", minikube="", docker="[ $1 != image ] || echo sha256:0123456789abcdef")
+    calls = record_calls(tmp_path / "bin", minikube="", docker="[ $1 != image ] || echo sha256:0123456789abcdef")
     (tmp_path / "bin" / "kubectl").symlink_to(bare.bin / "kubectl")
     hodei = PodScheduler(bare, tmp_path, "hodei", [], "admin", elect=False)
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"

@@ -36,7 +36,7 @@ def saved_at(ms: int, size: int = 1) -> tuple[int, int, int]:
         pytest.param({}, None, id="empty"),
         pytest.param({"signal": "", "command": [], "timeout_ms": 5}, None, id="nothing to do"),
         pytest.param({"signal": "USR1", "timeout_ms": 5}, Hook("USR1", (), 5), id="a signal"),
-        pytest.param({"signal": "sigusr2"}, Hook("USR2", (), 30_000), id="a signal in other words"),
+        pytest.param({"signal": "sigusr2"}, Hook("USR2", (), 30_000), id="a signal with another spelling"),
         pytest.param({"command": ["a", ""], "timeout_ms": 0}, Hook("", ("a", ""), 30_000), id="a command"),
     ],
 )
@@ -70,10 +70,10 @@ def test_the_wrapper_survives_every_checkpoint_signal():
 @pytest.mark.parametrize(
     ("order", "file", "watched"),
     [
-        pytest.param({}, "/home/runs/test/1.0.1/checkpoint", False, id="nothing is said"),
-        pytest.param({"checkpoint_file": ""}, "/home/runs/test/1.0.1/checkpoint", True, id="the given one"),
-        pytest.param({"checkpoint_file": "/srv/x"}, "/srv/x", True, id="a file of its own"),
-        pytest.param({"checkpoint_file": "x", "workdir": "/srv"}, "/srv/x", True, id="seen from its workdir"),
+        pytest.param({}, "/home/runs/test/1.0.1/checkpoint", False, id="none"),
+        pytest.param({"checkpoint_file": ""}, "/home/runs/test/1.0.1/checkpoint", True, id="the default file"),
+        pytest.param({"checkpoint_file": "/srv/x"}, "/srv/x", True, id="another file"),
+        pytest.param({"checkpoint_file": "x", "workdir": "/srv"}, "/srv/x", True, id="relative to its workdir"),
     ],
 )
 def test_every_run_gets_its_checkpoint_file_in_the_environment(order, file, watched):
@@ -87,7 +87,7 @@ def test_an_invalid_checkpoint_file_is_refused(file):
         a_run(checkpoint_file=file)
 
 
-def test_a_checkpoint_counts_once_and_only_if_it_is_of_this_run():
+def test_a_checkpoint_counts_once_and_only_if_it_was_written_by_this_run():
     run = a_run(checkpoint_file="")
     assert not run.update_checkpoint(None, NOW_MS)
     assert not run.update_checkpoint(saved_at(NOW_MS - 1000), NOW_MS)
@@ -110,13 +110,13 @@ def test_the_journal_restores_a_stop_in_the_middle_of_its_hook():
     run.pid, run.checkpoint_ms = 5, NOW_MS + 1
     run.stop = StopPlan("", "why", 900, 600, 300, True, "note")
     run.hook, run.hook_started, run.hook_before = Hook("", ("save", "it"), 500), True, (1, 2, 3)
-    again = Run("test", "1.0.1", run.directory)
+    restored = Run("test", "1.0.1", run.directory)
     records = (run.claimed_record(), run.started_record(), run.checkpoint_record(), run.stop_record(run.stop))
     for record in records:
-        again.replay(json.loads(json.dumps(record)))
+        restored.replay(json.loads(json.dumps(record)))
     not_stored = {"argv", "env", "limits", "timers", "workdir"}
     for name in set(Run.__slots__) - not_stored:
-        assert getattr(again, name) == getattr(run, name), name
+        assert getattr(restored, name) == getattr(run, name), name
 
 
 def test_a_journal_without_hooks_is_readable():
@@ -128,13 +128,13 @@ def test_a_journal_without_hooks_is_readable():
 @pytest.mark.parametrize(
     ("hook", "code", "state", "reason"),
     [
-        pytest.param(Hook("USR1"), 0, "succeeded", None, id="made it while asked to save"),
-        pytest.param(Hook("USR1"), 3, "stopped", "why; note", id="gave up while asked to save"),
-        pytest.param(None, 0, "stopped", "why; note", id="ended when answers_seen to"),
-        pytest.param(Hook("USR1"), None, "stopped", "why; note", id="was never seen again"),
+        pytest.param(Hook("USR1"), 0, "succeeded", None, id="succeeded during the hook"),
+        pytest.param(Hook("USR1"), 3, "stopped", "why; note", id="failed during the hook"),
+        pytest.param(None, 0, "stopped", "why; note", id="ended by the stop"),
+        pytest.param(Hook("USR1"), None, "stopped", "why; note", id="end unknown"),
     ],
 )
-def test_an_end_during_the_hook_counts_as_the_runs_own(hook, code, state, reason):
+def test_a_success_during_the_hook_is_the_outcome_of_the_run(hook, code, state, reason):
     run = a_run()
     run.stop, run.hook = StopPlan("", "why", 9, saving=hook is not None, note="note"), hook
     run.checkpoint_ms = 8
@@ -156,30 +156,30 @@ def test_a_probe_sees_every_change(tmp_path):
 
 
 def test_a_disk_that_does_not_answer_blocks_only_its_own_probes(tmp_path, monkeypatch):
-    answers = threading.Event()
+    release = threading.Event()
     monkeypatch.setattr(probes, "PROBE_TIMEOUT_S", 0.01)
 
     def stat_file(path: str) -> tuple[int, int, int]:
         if path == "/dead":
-            answers.wait(20)
+            release.wait(20)
         return (1, 2, 3)
 
     monkeypatch.setattr(probes, "stat_file", stat_file)
 
     async def scenario() -> None:
         files = FileProbes(asyncio.get_running_loop())
-        answers_seen: list[object] = []
+        results: list[object] = []
         try:
             assert files.wait("/alive") == (1, 2, 3)
-            files.request("/dead", answers_seen.append)
+            files.request("/dead", results.append)
             assert files.wait("/alive") is None
             assert files.wait("/alive") is None
-            assert answers_seen == []
+            assert results == []
         finally:
-            answers.set()
+            release.set()
         answered = asyncio.Event()
-        files.request("/alive", lambda seen: answered.set())
+        files.request("/alive", lambda result: answered.set())
         await asyncio.wait_for(answered.wait(), 20)
-        assert answers_seen == [(1, 2, 3)]
+        assert results == [(1, 2, 3)]
 
     asyncio.run(scenario())

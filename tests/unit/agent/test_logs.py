@@ -24,32 +24,32 @@ def read_all(directory: str, limit: int = 1000) -> bytes:
 
 
 @pytest.fixture(params=["punched", "cut"])
-def way(request, monkeypatch):
+def method(request, monkeypatch):
     if request.param == "cut":
         monkeypatch.setattr(logs, "_punch", lambda fd, start, length: False)
     return request.param
 
 
-def test_a_log_within_its_cap_is_left_alone(tmp_path, way):
+def test_a_log_within_its_cap_is_not_changed(tmp_path, method):
     (tmp_path / "stdout").write_bytes(b"x" * CAP)
     logs.trim(str(tmp_path), "stdout", CAP)
     assert read_all(str(tmp_path)) == b"x" * CAP
 
 
-def test_past_the_cap_one_line_replaces_the_dropped_bytes(tmp_path, way):
+def test_past_the_cap_one_line_replaces_the_dropped_bytes(tmp_path, method):
     whole = b"".join(b"%08d" % n for n in range(10_000))
     (tmp_path / "stdout").write_bytes(whole)
     logs.trim(str(tmp_path), "stdout", CAP)
-    said = read_all(str(tmp_path))
-    dropped = len(whole) - (CAP if way == "punched" else CAP // 2)
-    assert said.startswith(whole[: CAP // 2] + f"\n[... {dropped} bytes dropped ...]\n".encode())
-    if way == "punched":
-        assert said.endswith(whole[-CAP // 2 :])
+    output = read_all(str(tmp_path))
+    dropped = len(whole) - (CAP if method == "punched" else CAP // 2)
+    assert output.startswith(whole[: CAP // 2] + f"\n[... {dropped} bytes dropped ...]\n".encode())
+    if method == "punched":
+        assert output.endswith(whole[-CAP // 2 :])
 
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 40_000), max_size=8), cut=st.booleans())
-def test_a_follower_sees_every_byte_or_a_line_in_its_place(tmp_path_factory, sizes, cut):
+def test_a_follower_reads_every_byte_or_a_line_that_replaces_them(tmp_path_factory, sizes, cut):
     directory = tmp_path_factory.mktemp("log")
     punch = logs._punch
     logs._punch = (lambda fd, start, length: False) if cut else punch

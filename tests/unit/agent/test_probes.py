@@ -10,16 +10,16 @@ from hodei.agent.probes import BadHealthCheck, HealthCheck, get_status, probe_ta
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "target"),
     [
         pytest.param("http://127.0.0.1:8080/ready?x=1", (("127.0.0.1",), 8080, "/ready?x=1"), id="loopback"),
-        pytest.param("http://localhost", (("127.0.0.1", "::1"), 80, "/"), id="by its name, either way"),
-        pytest.param("http://[::1]:9/", (("::1",), 9, "/"), id="loopback of the other kind"),
+        pytest.param("http://localhost", (("127.0.0.1", "::1"), 80, "/"), id="localhost"),
+        pytest.param("http://[::1]:9/", (("::1",), 9, "/"), id="IPv6 loopback"),
         pytest.param("http://127.9.9.9:1/", (("127.9.9.9",), 1, "/"), id="any loopback"),
     ],
 )
-def test_an_address_of_this_host_is_accepted(url, found):
-    assert probe_target(url) == found
+def test_an_address_of_this_host_is_accepted(url, target):
+    assert probe_target(url) == target
 
 
 @pytest.mark.parametrize(
@@ -39,28 +39,28 @@ def test_every_other_address_is_refused(url):
 
 
 def test_a_health_check_survives_the_journal():
-    given = {
+    order = {
         "command": ["true"],
         "every_ms": 1000,
         "timeout_ms": 500,
         "after_ms": 0,
         "failures": 2,
     }
-    health = HealthCheck.from_order(given)
+    health = HealthCheck.from_order(order)
     assert health == HealthCheck(("true",), every_ms=1000, timeout_ms=500, failures=2)
-    assert health.as_order() == given
+    assert health.as_order() == order
     assert HealthCheck.from_order(None) is None
 
 
 @pytest.mark.parametrize(
     "order",
     [
-        pytest.param({"every_ms": 5}, id="no way to look"),
-        pytest.param({"command": ["x"], "file": "/x"}, id="two ways"),
-        pytest.param({"command": "x"}, id="a command that is no list"),
-        pytest.param({"file": "/x\0"}, id="no file's name"),
-        pytest.param({"file": "/x", "every_ms": 0}, id="no time between looks"),
-        pytest.param({"file": "/x", "failures": "3"}, id="a number in quotes"),
+        pytest.param({"every_ms": 5}, id="no check"),
+        pytest.param({"command": ["x"], "file": "/x"}, id="two checks"),
+        pytest.param({"command": "x"}, id="a command that is not a list"),
+        pytest.param({"file": "/x\0"}, id="an invalid file name"),
+        pytest.param({"file": "/x", "every_ms": 0}, id="no interval"),
+        pytest.param({"file": "/x", "failures": "3"}, id="a number as text"),
     ],
 )
 def test_an_invalid_health_check_is_refused(order):
@@ -71,23 +71,23 @@ def test_an_invalid_health_check_is_refused(order):
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
-        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", 200, id="well"),
-        pytest.param(b"HTTP/1.0 503 no\r\n\r\n", 503, id="not well"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", 200, id="healthy"),
+        pytest.param(b"HTTP/1.0 503 no\r\n\r\n", 503, id="unhealthy"),
         pytest.param(b"HTTP/1.1 302 Found\r\nLocation: http://example.com/\r\n\r\n", 302, id="a redirect is an answer"),
-        pytest.param(b"SSH-2.0-OpenSSH\r\n", None, id="something else"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", None, id="not HTTP"),
         pytest.param(b"", None, id="nothing"),
         pytest.param(b"x" * 100_000, None, id="endless"),
     ],
 )
 def test_the_http_status_is_returned(answer, status):
-    asked = []
+    requests = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(answer)
         writer.close()
 
-    async def story() -> int | None:
+    async def probe() -> int | None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
@@ -96,5 +96,5 @@ def test_the_http_status_is_returned(answer, status):
             except (OSError, ValueError):
                 return None
 
-    assert asyncio.run(story()) == status
-    assert asked[0].startswith(b"GET /ready?all=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert asyncio.run(probe()) == status
+    assert requests[0].startswith(b"GET /ready?all=1 HTTP/1.1\r\nHost: 127.0.0.1:")

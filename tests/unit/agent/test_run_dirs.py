@@ -36,13 +36,13 @@ def test_the_directory_of_a_silent_run_is_reused_without_its_status(dirs):
 
 
 def test_output_is_kept(dirs):
-    first = make_run_dir(dirs, "1", b"words")
+    first = make_run_dir(dirs, "1", b"text")
     dirs.release(first)
     dirs.make(dirs.path("i", "2"))
     assert sorted(os.listdir(first)) == ["stderr", "stdout"]
 
 
-@pytest.mark.parametrize("output", [b"", b"words"])
+@pytest.mark.parametrize("output", [b"", b"text"])
 def test_other_files_are_removed_when_the_run_is_forgotten(dirs, output):
     first = make_run_dir(dirs, "1", output)
     for name in (CHECKPOINT, f"{CHECKPOINT}.new", HOOK):
@@ -52,8 +52,8 @@ def test_other_files_are_removed_when_the_run_is_forgotten(dirs, output):
     dirs.release(first)
     second = dirs.path("i", "2")
     dirs.make(second)
-    left = {*os.listdir(second), *(os.listdir(first) if output else ())}
-    assert left <= {"status", "stdout", "stderr"}
+    files = {*os.listdir(second), *(os.listdir(first) if output else ())}
+    assert files <= {"status", "stdout", "stderr"}
 
 
 def test_a_directory_with_an_open_log_is_not_reused(dirs):
@@ -76,7 +76,7 @@ def test_a_run_never_gets_a_directory_that_exists(dirs, spare):
 
 def test_prune_removes_old_directories_of_forgotten_runs(dirs):
     for name in ("old", "needed", "young"):
-        make_run_dir(dirs, name, b"words")
+        make_run_dir(dirs, name, b"text")
     for name in ("old", "needed"):
         for file in ("stdout", "stderr"):
             os.utime(f"{dirs.path('i', name)}/{file}", (1000, 1000))

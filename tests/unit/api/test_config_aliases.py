@@ -50,7 +50,7 @@ schedulers:
 """
 
 
-def test_the_filters_that_are_always_there_are_those_of_the_registry() -> None:
+def test_the_filters_that_are_always_active_are_those_of_the_registry() -> None:
     assert (*FILTERS, *LAYOUTS) == ALWAYS
     profile = read("scheduler: {filter_plugins: [taint_filter, 'a.b:C']}").scheduling.profiles["default"]
     assert profile.plugins == ("a.b:C",)
@@ -79,7 +79,7 @@ def test_the_yaml_form_with_backends_and_policies_is_read() -> None:
     make_controller(config.scheduling)
 
 
-def test_a_chain_has_names_of_backends_or_types_and_names_stay_as_they_are() -> None:
+def test_a_fallback_chain_has_names_or_types_of_backends() -> None:
     listed = """\
 scheduler:
   backends:
@@ -92,7 +92,7 @@ scheduler:
     assert list(config.backends) == ["my_docker", "docker-standalone", "docker-standalone-3"]
     assert config.scheduling.fallback == ("local", "my_docker", "docker-standalone", "docker-standalone-3")
     hosts = [table["hosts"][0]["name"] for table in config.backends.values()]
-    assert hosts == ["my-docker", "docker", "docker-standalone-3"], "nodes of these names; each has one of its own"
+    assert hosts == ["my-docker", "docker", "docker-standalone-3"], "host names must be distinct"
     for name, table in config.backends.items():
         settings_of(name, table)
     assert read(listed.replace("docker_standalone]", "my_docker]")).scheduling.fallback == ("local", "my_docker")
@@ -117,7 +117,7 @@ def test_every_alias_of_a_scheduler_is_translated() -> None:
     assert {score.plugin.name for score in profiles["default"].scores} == {"resource", "load", "affinity"}
 
 
-def test_the_names_are_understood_in_a_toml_profile_too(tmp_path: Path) -> None:
+def test_the_aliases_work_in_a_toml_profile_too(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
         '[scheduling.profiles.x]\nqueue_strategy = "Fifo"\nsecondary_policy = "shortest"\ntimeout_seconds = 5\n'
@@ -143,12 +143,12 @@ def test_an_invalid_number_is_refused(text: str, path: str) -> None:
     config = read(f"scheduling: {{{text}}}").scheduling
     with pytest.raises(InvalidInput) as error:
         check_scheduling(config)
-    assert [at for at, _ in error.value.problems] == [path]
+    assert [where for where, _ in error.value.problems] == [path]
     with pytest.raises(InvalidInput):
         make_controller(config)
 
 
-def test_a_file_in_our_own_form_may_be_yaml(tmp_path: Path) -> None:
+def test_a_configuration_in_the_own_form_may_be_yaml(tmp_path: Path) -> None:
     file = tmp_path / "hodei.yaml"
     file.write_text(
         "server: {port: 1234}\nscheduling:\n  profiles:\n    x: {queue: fair}\nnodes:\n  - {name: a, cpu: 2}\n"
@@ -187,8 +187,8 @@ def test_a_file_in_our_own_form_may_be_yaml(tmp_path: Path) -> None:
 def test_mistakes_are_reported_with_their_line(text: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as error:
         read(text)
-    said = [f"{path}: {text}" for path, text in error.value.problems]
-    assert any(each.startswith(problem) for each in said), said
+    messages = [f"{path}: {text}" for path, text in error.value.problems]
+    assert any(each.startswith(problem) for each in messages), messages
 
 
 @pytest.mark.parametrize(("value", "batch"), [("true", 1000), ("false", 1), ("10", 10)])
@@ -204,7 +204,7 @@ def test_parallel_scheduling_is_how_many_jobs_are_placed_in_one_step(value: str,
     for _ in range(31):
         if placed == 30:
             break
-        assert controller.next_wakeup_ms(NOW_MS) == NOW_MS, "the next step comes at once"
+        assert controller.next_wakeup_ms(NOW_MS) == NOW_MS, "the next step is not due"
         placed += len(controller.step(NOW_MS).plan.binds)
     assert placed == 30
 

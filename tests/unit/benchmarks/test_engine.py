@@ -1,4 +1,4 @@
-"""`hodei bench engine`: what it says, not how fast this machine is."""
+"""`hodei bench engine`: its output, not the speed of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 
 
-def test_where_nothing_was_placed_there_is_no_rate_and_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_placements_there_is_a_note_and_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "--nodes", "2", "--jobs", "5", "--shapes", "1", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["placed"] == 0
@@ -17,7 +17,7 @@ def test_where_nothing_was_placed_there_is_no_rate_and_a_note(capsys: pytest.Cap
     assert found["note"].startswith("nothing was placed, so there is no rate: the 1,000 members")
 
 
-def test_where_something_was_placed_there_is_a_rate_and_no_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_placements_there_is_a_rate_and_no_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "--nodes", "40", "--jobs", "5", "--shapes", "1", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["placed"] == 5

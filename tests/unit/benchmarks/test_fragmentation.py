@@ -1,4 +1,4 @@
-"""The default profile spreads while there is room, and leaves little of a full cluster unusable."""
+"""The default profile spreads while there is free capacity, and leaves little of a full cluster unusable."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from benchmarks.fragmentation import MIXES, fill, unusable
 
 
 @pytest.mark.parametrize("mix", sorted(MIXES))
-def test_a_full_cluster_has_less_than_five_percent_left_over(mix: str) -> None:
+def test_a_full_cluster_has_less_than_five_percent_unusable(mix: str) -> None:
     assert unusable(mix=mix, nodes=50, seeds=1) < 5
 
 
-def test_half_a_clusters_work_lies_on_all_of_its_nodes() -> None:
+def test_a_half_full_cluster_uses_all_of_its_nodes() -> None:
     assert fill(mix="shapes", nodes=50).spread == 100
     assert fill("bin_packing", "shapes", nodes=50).spread < 70
 
 
 @pytest.mark.parametrize("mix", ["small", "pairs", "shapes"])
-def test_the_default_leaves_no_more_than_spreading_or_packing_alone(mix: str) -> None:
+def test_the_default_wastes_no_more_than_spreading_or_packing_alone(mix: str) -> None:
     default = unusable(mix=mix, nodes=50, seeds=1)
     assert default <= unusable("least_loaded", mix, nodes=50, seeds=1)
     assert default <= unusable("bin_packing", mix, nodes=50, seeds=1)
 
 
-def test_the_command_tells_each_mix(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_each_mix(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["fragmentation", "--nodes", "20", "--seeds", "1", "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {f"{mix}_unusable_percent" for mix in MIXES} <= told.keys()
+    result = json.loads(capsys.readouterr().out)
+    assert {f"{mix}_unusable_percent" for mix in MIXES} <= result.keys()

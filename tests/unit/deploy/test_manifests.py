@@ -1,6 +1,6 @@
-"""What is installed into a cluster: locked down, no more rights than needed, and the files agree with each other.
+"""The manifests: restricted containers, no more rights than needed, and files that are consistent.
 
-Whether an API server takes them is not proved here; see tests/real/kubernetes/test_deploy.py.
+tests/real/kubernetes/test_deploy.py proves that an API server accepts them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def one(path: Path, kind: str) -> dict[str, Any]:
+def only_document(path: Path, kind: str) -> dict[str, Any]:
     (found,) = [document for document in documents(path) if document["kind"] == kind]
     return found
 
@@ -83,8 +83,8 @@ def test_every_container_is_locked_down(pod: dict[str, Any]) -> None:
         assert not slash or "." not in registry, "an image of the repository names no host"
 
 
-def test_the_role_of_the_scheduler_is_the_list_that_it_needs_and_no_more() -> None:
-    """Most were seen in the audit log of the tests in tests/real/kubernetes (`permissions.py`); the rest is what the code asks for."""
+def test_the_role_of_the_scheduler_has_exactly_the_needed_rights() -> None:
+    """Most were found in the audit log of the tests in tests/real/kubernetes (`permissions.py`), the rest in the code."""
     read = {
         "": ("nodes", "namespaces", "services", "replicationcontrollers"),
         "apps": ("replicasets", "statefulsets"),
@@ -94,8 +94,8 @@ def test_the_role_of_the_scheduler_is_the_list_that_it_needs_and_no_more() -> No
         "scheduling.k8s.io": ("podgroups", "workloads"),
         "scheduling.x-k8s.io": ("podgroups",),
     }
-    wanted = {(group, resource): WATCH for group, resources in read.items() for resource in resources}
-    wanted |= {
+    expected = {(group, resource): WATCH for group, resources in read.items() for resource in resources}
+    expected |= {
         ("events.k8s.io", "events"): {"create"},
         ("", "pods"): WATCH | {"get", "delete"},
         ("", "pods/binding"): {"create"},
@@ -108,18 +108,18 @@ def test_the_role_of_the_scheduler_is_the_list_that_it_needs_and_no_more() -> No
         ("scheduling.volcano.sh", "podgroups"): WATCH | {"patch"},
         ("batch.volcano.sh", "jobs"): {"get"},
     }
-    assert rights(PLAIN / "rbac.yaml") == wanted
+    assert rights(PLAIN / "rbac.yaml") == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [("forecast", {("", "pods"): {"patch"}}), ("reclaim", {("", "pods/eviction"): {"create"}})],
     ids=["the forecast may patch pods", "reclaim may evict"],
 )
-def test_an_optional_right_is_in_a_role_of_its_own(name: str, wanted: dict[tuple[str, str], set[str]]) -> None:
+def test_an_optional_right_has_its_own_role(name: str, expected: dict[tuple[str, str], set[str]]) -> None:
     path = PLAIN / f"rbac-{name}.yaml"
-    assert rights(path) == wanted
-    assert one(path, "ClusterRole")["metadata"]["name"] == f"hodei-{name}"
+    assert rights(path) == expected
+    assert only_document(path, "ClusterRole")["metadata"]["name"] == f"hodei-{name}"
     assert path.name not in documents(PLAIN / "kustomization.yaml")[0]["resources"]
 
 
@@ -130,8 +130,8 @@ def test_no_role_has_a_wildcard() -> None:
                 assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], path
 
 
-def test_the_lease_and_the_memory_of_use_are_one_name_each_in_one_namespace() -> None:
-    rules = one(PLAIN / "rbac.yaml", "Role")["rules"]
+def test_the_namespaced_role_allows_one_lease_and_one_configmap() -> None:
+    rules = only_document(PLAIN / "rbac.yaml", "Role")["rules"]
     assert [(rule["resources"], rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
         (["leases"], None, ["create"]),
         (["leases"], ["hodei"], ["get", "update"]),
@@ -140,7 +140,7 @@ def test_the_lease_and_the_memory_of_use_are_one_name_each_in_one_namespace() ->
     ]
 
 
-def test_all_that_has_a_namespace_is_in_the_same_one() -> None:
+def test_namespaced_objects_are_in_one_namespace() -> None:
     clusterwide = {"Namespace", "ClusterRole", "ClusterRoleBinding", "Kustomization"}
     for path in PLAIN.glob("*.yaml"):
         for document in documents(path):
@@ -148,34 +148,34 @@ def test_all_that_has_a_namespace_is_in_the_same_one() -> None:
                 assert document["metadata"]["namespace"] == "hodei-system", path
             for subject in document.get("subjects", []):
                 assert subject == {"kind": "ServiceAccount", "name": "hodei", "namespace": "hodei-system"}, path
-    assert one(PLAIN / "namespace.yaml", "Namespace")["metadata"]["name"] == "hodei-system"
+    assert only_document(PLAIN / "namespace.yaml", "Namespace")["metadata"]["name"] == "hodei-system"
 
 
-def test_every_binding_names_a_role_that_is_there() -> None:
+def test_every_binding_names_an_existing_role() -> None:
     for folder in (PLAIN, PLAIN / "only-scheduler"):
-        known = {
+        roles = {
             (d["kind"], d["metadata"]["name"])
             for path in folder.glob("*.yaml")
             for d in documents(path)
             if "rules" in d
         }
-        known |= {("ClusterRole", d["metadata"]["name"]) for d in documents(PLAIN / "rbac.yaml") if "rules" in d}
+        roles |= {("ClusterRole", d["metadata"]["name"]) for d in documents(PLAIN / "rbac.yaml") if "rules" in d}
         for path in folder.glob("*.yaml"):
             for document in documents(path):
                 if "roleRef" in document:
-                    assert (document["roleRef"]["kind"], document["roleRef"]["name"]) in known, path
+                    assert (document["roleRef"]["kind"], document["roleRef"]["name"]) in roles, path
 
 
-def test_service_budget_policy_and_monitor_mean_the_pods_of_the_deployment() -> None:
-    deployment = one(PLAIN / "deployment.yaml", "Deployment")
+def test_service_budget_policy_and_monitor_select_the_pods_of_the_deployment() -> None:
+    deployment = only_document(PLAIN / "deployment.yaml", "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    service = one(PLAIN / "service.yaml", "Service")
+    service = only_document(PLAIN / "service.yaml", "Service")
     assert deployment["spec"]["selector"]["matchLabels"] == labels
     assert service["spec"]["selector"] == labels
-    assert one(PLAIN / "pdb.yaml", "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
-    policy = one(PLAIN / "networkpolicy.yaml", "NetworkPolicy")["spec"]
+    assert only_document(PLAIN / "pdb.yaml", "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    policy = only_document(PLAIN / "networkpolicy.yaml", "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"] == labels
-    monitor = one(PLAIN / "servicemonitor.yaml", "ServiceMonitor")["spec"]
+    monitor = only_document(PLAIN / "servicemonitor.yaml", "ServiceMonitor")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     (port,) = container["ports"]
@@ -186,16 +186,16 @@ def test_service_budget_policy_and_monitor_mean_the_pods_of_the_deployment() -> 
 
 
 def test_the_scheduler_is_not_placed_by_itself() -> None:
-    spec = one(PLAIN / "deployment.yaml", "Deployment")["spec"]["template"]["spec"]
+    spec = only_document(PLAIN / "deployment.yaml", "Deployment")["spec"]["template"]["spec"]
     assert spec["schedulerName"] == "default-scheduler"
     assert "--scheduler-name=hodei" in spec["containers"][0]["args"]
     # As the only scheduler it is a static pod, which needs no scheduler.
-    static = one(PLAIN / "only-scheduler" / "static-pod.yaml", "Pod")["spec"]
+    static = only_document(PLAIN / "only-scheduler" / "static-pod.yaml", "Pod")["spec"]
     assert "--scheduler-name=default-scheduler" in static["containers"][0]["args"]
 
 
-def test_the_deployment_has_a_replica_to_spare_and_probes() -> None:
-    spec = one(PLAIN / "deployment.yaml", "Deployment")["spec"]
+def test_the_deployment_has_two_replicas_and_probes() -> None:
+    spec = only_document(PLAIN / "deployment.yaml", "Deployment")["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert spec["replicas"] == 2
     assert "--leader-elect" in container["args"]
@@ -205,8 +205,8 @@ def test_the_deployment_has_a_replica_to_spare_and_probes() -> None:
     assert paths == ["/livez", "/livez", "/readyz"]
 
 
-def test_the_configuration_can_be_loaded_as_it_is_and_as_its_comment_says(tmp_path: Path) -> None:
-    written = one(PLAIN / "config.yaml", "ConfigMap")["data"]["hodei.toml"]
+def test_the_configuration_is_valid_with_and_without_its_comments(tmp_path: Path) -> None:
+    written = only_document(PLAIN / "config.yaml", "ConfigMap")["data"]["hodei.toml"]
     path = tmp_path / "hodei.toml"
     path.write_text(written)
     load_config(path)
@@ -215,15 +215,15 @@ def test_the_configuration_can_be_loaded_as_it_is_and_as_its_comment_says(tmp_pa
     assert load_config(path).scheduling.shares.enabled
 
 
-def test_the_kustomization_has_all_files_but_the_optional_ones() -> None:
+def test_the_kustomization_has_all_files_except_the_optional_ones() -> None:
     listed = set(documents(PLAIN / "kustomization.yaml")[0]["resources"])
     optional = {"rbac-forecast.yaml", "rbac-reclaim.yaml", "servicemonitor.yaml"}
     assert listed | optional | {"kustomization.yaml"} == {path.name for path in PLAIN.glob("*.yaml")}
     assert not listed & optional
 
 
-def test_what_the_scripts_replace_is_written_in_one_way() -> None:
-    """setup.sh replaces `namespace: hodei-system` and `image: hodei:latest`; no other spelling may hide from it."""
+def test_what_the_scripts_replace_has_one_spelling() -> None:
+    """setup.sh replaces `namespace: hodei-system` and `image: hodei:latest`; other spellings would not be replaced."""
     for path in PLAIN.glob("*.yaml"):
         if path.name in ("namespace.yaml", "kustomization.yaml"):
             continue
@@ -233,7 +233,7 @@ def test_what_the_scripts_replace_is_written_in_one_way() -> None:
 
 
 @pytest.mark.parametrize(("path", "pod"), EXAMPLE_PODS)
-def test_examples_ask_for_hodei(path: Path, pod: dict[str, Any]) -> None:
+def test_examples_name_hodei_as_their_scheduler(path: Path, pod: dict[str, Any]) -> None:
     assert pod["spec"]["schedulerName"] == "hodei"
     classes = {document["metadata"]["name"] for document in documents(DEPLOY / "examples" / "priorityclasses.yaml")}
     assert pod["spec"].get("priorityClassName") in classes | {None}
@@ -256,14 +256,14 @@ def test_there_is_an_example_of_each_convention_of_gangs(convention: str) -> Non
         assert group["metadata"]["name"] == next(m.name for m in members if isinstance(m, Membership))
 
 
-def test_the_example_of_backfill_says_how_long_its_pods_take() -> None:
+def test_the_pods_of_the_backfill_example_have_estimates() -> None:
     pods = dict(pods_in(DEPLOY / "examples" / "backfill.yaml"))
-    told = {name: estimate_ms(convert({"metadata": {"name": name}, **pod}, Pod)) for name, pod in pods.items()}
-    assert told == {"backfill-large": 2 * 3_600_000, "backfill-short": 5 * 60_000}
+    estimates = {name: estimate_ms(convert({"metadata": {"name": name}, **pod}, Pod)) for name, pod in pods.items()}
+    assert estimates == {"backfill-large": 2 * 3_600_000, "backfill-short": 5 * 60_000}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_shell_script_can_be_read_by_sh_and_stops_at_errors(script: Path) -> None:
+def test_a_shell_script_is_valid_and_stops_at_errors(script: Path) -> None:
     shell = shutil.which("dash") or "sh"
     done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -275,7 +275,7 @@ def test_a_shell_script_can_be_read_by_sh_and_stops_at_errors(script: Path) -> N
     [["Big"], ["a b"], ["-x"], ["x|y"], ["ns", "image with spaces"], ["ns", "a|b"], ["ns", "-q"], ["a", "b", "c"]],
     ids=lambda arguments: " ".join(arguments),
 )
-def test_setup_refuses_words_that_are_no_names_before_it_does_anything(arguments: list[str]) -> None:
+def test_setup_refuses_invalid_arguments_before_any_call(arguments: list[str]) -> None:
     done = subprocess.run(
         ["sh", str(DEPLOY / "setup.sh"), *arguments], env={"PATH": "/usr/bin:/bin", "KUBECTL": "/nowhere/kubectl"},
         capture_output=True, text=True, check=False,
@@ -285,17 +285,17 @@ def test_setup_refuses_words_that_are_no_names_before_it_does_anything(arguments
     assert "/nowhere/kubectl" not in done.stderr
 
 
-def test_the_image_runs_hodei_kube_as_a_user_that_is_the_manifests_user() -> None:
+def test_the_image_runs_hodei_kube_as_the_user_of_the_manifests() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
-    user = one(PLAIN / "deployment.yaml", "Deployment")["spec"]["template"]["spec"]["securityContext"]
+    user = only_document(PLAIN / "deployment.yaml", "Deployment")["spec"]["template"]["spec"]["securityContext"]
     assert f"USER {user['runAsUser']}:{user['runAsGroup']}" in lines
     assert lines[-2:] == ['ENTRYPOINT ["hodei"]', 'CMD ["kube", "run"]']
     assert [line for line in lines if line.startswith("FROM")] == ["FROM ${PYTHON} AS build", "FROM ${PYTHON}"]
-    args = one(PLAIN / "deployment.yaml", "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    args = only_document(PLAIN / "deployment.yaml", "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[:2] == ["kube", "run"]
 
 
 def test_the_image_is_built_from_what_the_wheel_needs() -> None:
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = re.findall(r"(?m)^COPY (?!--from)(.+) \S+$", (DEPLOY / "Dockerfile").read_text())
-    assert {word for line in copied for word in line.split()} == kept
+    assert {path for line in copied for path in line.split()} == allowed

@@ -1,4 +1,4 @@
-"""One damaged record spoils nothing else: every answer is given, what cannot be read is kept and told of, never deleted."""
+"""A damaged record affects no other: every query works, and the damaged record is quarantined and reported, never deleted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = ("job", "run", "event", "audit", "key")
 
 
 def everything() -> list[Save]:
-    """Jobs in every state, and one of all the rest."""
+    """Jobs in every state, and one record of every other kind."""
     spec = a_job(1).spec
     return [
         SaveJob(a_job(1, state="pending"), new=True),
@@ -76,7 +76,7 @@ def damage(path: Path, sql: str, *values: object) -> None:
 
 
 def read_all(store: SqliteStore) -> dict[str, object]:
-    """What a server reads at its start and in its life; none of it may fail."""
+    """All reads of a server; none may fail."""
     jobs = store.jobs(JobQuery()).jobs
     store.jobs(JobQuery(states=("pending", "running")))
     return {
@@ -104,18 +104,18 @@ def opened(path: Path) -> Iterator[SqliteStore]:
 
 
 DAMAGES = {
-    "a spec that is no JSON": ("UPDATE spec SET body = '{garbage' WHERE job = ?", 1),
+    "a spec that is not JSON": ("UPDATE spec SET body = '{garbage' WHERE job = ?", 1),
     "a spec of another shape": ("""UPDATE spec SET body = '{"name": 7}' WHERE job = ?""", 1),
-    "a spec that is gone": ("DELETE FROM spec WHERE job = ?", 1),
+    "a missing spec": ("DELETE FROM spec WHERE job = ?", 1),
     "a spec without tasks": ("""UPDATE spec SET body = '{"name": "x", "tasks": []}' WHERE job = ?""", 1),
-    "a spec that is no text": ("UPDATE spec SET body = CAST(x'ff00fe' AS TEXT) WHERE job = ?", 1),
-    "a state that is none": ("UPDATE job SET state = 'flying' WHERE id = ?", 1),
-    "a state that is no text": ("UPDATE job SET state = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
-    "a time beyond all times": ("UPDATE job SET submitted_ms = 9000000000000000 WHERE id = ?", 1),
-    "a number below zero": ("UPDATE job SET attempt = -1 WHERE id = ?", 1),
-    "a reason that is no text": ("UPDATE job SET reason = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
-    "an escalation that is no JSON": ("UPDATE job SET escalation_state = '{' WHERE id = ?", 1),
-    "a move that is no JSON": ("UPDATE job SET move = 'off n1' WHERE id = ?", 1),
+    "a spec that is not text": ("UPDATE spec SET body = CAST(x'ff00fe' AS TEXT) WHERE job = ?", 1),
+    "an unknown state": ("UPDATE job SET state = 'flying' WHERE id = ?", 1),
+    "a state that is not text": ("UPDATE job SET state = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
+    "a time out of range": ("UPDATE job SET submitted_ms = 9000000000000000 WHERE id = ?", 1),
+    "a negative number": ("UPDATE job SET attempt = -1 WHERE id = ?", 1),
+    "a reason that is not text": ("UPDATE job SET reason = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
+    "an escalation that is not JSON": ("UPDATE job SET escalation_state = '{' WHERE id = ?", 1),
+    "a move that is not JSON": ("UPDATE job SET move = 'off n1' WHERE id = ?", 1),
     "the spec of a running job": ("UPDATE spec SET body = '{garbage' WHERE job = ?", 2),
     "the state of a running job": ("UPDATE job SET state = 'flying' WHERE id = ?", 2),
     "the spec of an ended job": ("UPDATE spec SET body = 'x' WHERE job = ?", 3),
@@ -123,27 +123,27 @@ DAMAGES = {
     "the decision of a run": ("UPDATE run SET decision = '{' WHERE job = ?", 2),
     "the grant of a run": ("UPDATE run SET grant = '[' WHERE job = ?", 2),
     "the usage of a run": ("UPDATE run SET usage = '[' WHERE job = ?", 2),
-    "the usage of a run below zero": ("""UPDATE run SET usage = '{"cpu_ms":-1}' WHERE job = ?""", 2),
+    "a negative usage of a run": ("""UPDATE run SET usage = '{"cpu_ms":-1}' WHERE job = ?""", 2),
     "the node of a run": ("UPDATE run SET node = CAST(x'ff' AS TEXT) WHERE job = ?", 2),
     "the member of a run": ("UPDATE run SET member = 99 WHERE job = ?", 2),
     "an event's detail": ("UPDATE event SET detail = '[' WHERE seq = ?", 2),
     "an event's kind": ("UPDATE event SET kind = CAST(x'ff' AS TEXT) WHERE seq = ?", 2),
     "an event's time": ("UPDATE event SET at_ms = -1 WHERE seq = ?", 2),
     "a row of the audit": ("UPDATE audit SET who = CAST(x'ff' AS TEXT) WHERE seq = ?", 1),
-    "a mark": ("UPDATE mark SET body = '{' WHERE node = ?", "n1"),
+    "a node override": ("UPDATE mark SET body = '{' WHERE node = ?", "n1"),
     "a reservation": ("UPDATE reservation SET body = '{' WHERE name = ?", "b1"),
     "a reservation's name": ("UPDATE reservation SET name = CAST(x'ff' AS TEXT) WHERE name = ?", "b1"),
     "a periodic job": ("UPDATE periodic SET body = replace(body, '0 3 * * *', 'often') WHERE name = ?", "nightly"),
     "usage": ("UPDATE usage SET amount = 'much' WHERE resource = ?", "cpu"),
-    "whose usage it is": ("UPDATE usage SET path = '{' WHERE resource = ?", "cpu"),
+    "the account of usage": ("UPDATE usage SET path = '{' WHERE resource = ?", "cpu"),
     "a note": ("UPDATE note SET body = CAST(x'ff' AS TEXT) WHERE name = ?", "backends"),
     "a key": ("UPDATE key SET jobs = '{' WHERE key = ?", "k1"),
 }
 
 
-@pytest.mark.parametrize("what", DAMAGES)
-def test_one_damaged_record_is_quarantined_and_all_others_are_intact(path: Path, opened: SqliteStore, what: str):
-    damage(path, *DAMAGES[what])
+@pytest.mark.parametrize("damaged", DAMAGES)
+def test_one_damaged_record_is_quarantined_and_all_others_are_intact(path: Path, opened: SqliteStore, damaged: str):
+    damage(path, *DAMAGES[damaged])
     opened.open()
     before = read_all(opened)
     assert [job.id for job in before["jobs"]] == [4, 3, 2, 1]
@@ -152,14 +152,14 @@ def test_one_damaged_record_is_quarantined_and_all_others_are_intact(path: Path,
     assert found
     assert opened.suspects == []
     assert opened.damaged() == found
-    assert all(one.at_ms == NOW_MS + 5 and one.reason and one.outcome for one in found)
+    assert all(each.at_ms == NOW_MS + 5 and each.reason and each.outcome for each in found)
     after = read_all(opened)
-    assert opened.suspects == [], "what was put in its place can be read"
+    assert opened.suspects == [], "the replacement cannot be read"
     assert sum(after["counts"].values()) == 4
     kept = opened._writer.execute("SELECT count(*), min(length(body)) FROM quarantine").fetchone()
     assert kept[0] == len(found)
     assert kept[1] > 2
-    touched = {one.job for one in found}
+    touched = {each.job for each in found}
     for job in after["jobs"]:
         if job.id not in touched:
             assert job == next(save.job for save in everything() if isinstance(save, SaveJob) and save.job.id == job.id)
@@ -178,19 +178,19 @@ def test_a_running_job_whose_spec_is_lost_continues_and_its_node_is_cordoned(pat
 
 
 def test_a_running_job_with_a_readable_request_keeps_its_allocation(path: Path, opened: SqliteStore):
-    wanted = a_job(2).spec.tasks[0].request
-    assert wanted
+    request = a_job(2).spec.tasks[0].request
+    assert request
     damage(path, """UPDATE spec SET body = replace(body, '"name"', '"name') WHERE job = 2""")
     opened.open()
     opened.active()
     opened.repair(NOW_MS)
     job = opened.job(2)
-    assert job.spec.tasks[0].request == wanted
+    assert job.spec.tasks[0].request == request
     assert not opened.overrides()[0].cordoned
 
 
 @pytest.mark.parametrize("column", ["member", "attempt"])
-def test_a_run_with_a_damaged_key_blocks_nothing(path: Path, opened: SqliteStore, column: str):
+def test_a_run_with_a_damaged_key_does_not_block_reads_or_repair(path: Path, opened: SqliteStore, column: str):
     damage(path, f"UPDATE run SET {column} = -1 WHERE job = ?", 2)  # noqa: S608 (constants)
     opened.open()
     (before,) = read_all(opened)["runs"][2]
@@ -199,7 +199,7 @@ def test_a_run_with_a_damaged_key_blocks_nothing(path: Path, opened: SqliteStore
     assert len(read_all(opened)["jobs"]) == 4
 
 
-def _of_every_node(path: Path) -> None:
+def _add_per_node_job(path: Path) -> None:
     store = SqliteStore(path)
     store.open()
     job = a_job(5, state="running", attempt=3, first_attempt=1, gang=GangRules(per_node=True))
@@ -209,11 +209,11 @@ def _of_every_node(path: Path) -> None:
 
 
 def test_a_per_node_job_has_as_many_members_as_there_are_nodes(path: Path, opened: SqliteStore):
-    _of_every_node(path)
+    _add_per_node_job(path)
     opened.open()
     ((_, runs),) = [each for each in opened.active() if each[0].id == 5]
     assert opened.repair(NOW_MS) == []
-    # Also when another part of its record is damaged, its runs are its own.
+    # Its runs are kept when another part of its record is damaged.
     damage(path, "UPDATE job SET submitted_ms = 9000000000000000 WHERE id = 5")
     opened.active()
     (found,) = opened.repair(NOW_MS)
@@ -222,7 +222,7 @@ def test_a_per_node_job_has_as_many_members_as_there_are_nodes(path: Path, opene
 
 
 def test_the_placeholder_of_a_per_node_job_starts_on_no_other_node(path: Path, opened: SqliteStore):
-    _of_every_node(path)
+    _add_per_node_job(path)
     damage(path, """UPDATE spec SET body = replace(body, '"name":"job-5"', '"name":7') WHERE job = 5""")
     opened.open()
     opened.active()
@@ -237,10 +237,14 @@ def test_a_pending_job_is_held_if_its_spec_is_complete_and_failed_otherwise(path
     opened.open()
     opened.active()
     opened.repair(NOW_MS)
-    whole, lost = opened.job(1), opened.job(4)
-    assert (whole.state, whole.reason_code, whole.spec) == ("held", "RECORD_DAMAGED", a_job(1).spec)
-    assert (lost.state, lost.reason_code, lost.spec.name) == ("failed", "RECORD_DAMAGED", a_job(4).spec.name)
-    assert "submit it again" in lost.reason
+    complete, incomplete = opened.job(1), opened.job(4)
+    assert (complete.state, complete.reason_code, complete.spec) == ("held", "RECORD_DAMAGED", a_job(1).spec)
+    assert (incomplete.state, incomplete.reason_code, incomplete.spec.name) == (
+        "failed",
+        "RECORD_DAMAGED",
+        a_job(4).spec.name,
+    )
+    assert "submit it again" in incomplete.reason
 
 
 def test_a_job_that_is_intact_in_memory_is_written_back(path: Path, opened: SqliteStore):
@@ -252,7 +256,7 @@ def test_a_job_that_is_intact_in_memory_is_written_back(path: Path, opened: Sqli
     memory = a_job(2, state="running", attempt=1, first_attempt=1)
     run = structs.replace(a_run(2, state="running"), decision=_DECISION)
     found = opened.repair(NOW_MS, {2: (memory, (run,))})
-    assert all("from memory" in one.outcome for one in found)
+    assert all("from memory" in each.outcome for each in found)
     assert (opened.job(2), opened.runs(2)) == (memory, [run])
 
 
@@ -282,7 +286,7 @@ def test_a_scan_finds_damage_that_no_query_has_read(path: Path, opened: SqliteSt
 
 NUMBERS = {
     "a job": ("UPDATE job SET id = ? WHERE id = 1",),
-    "a job and its description": ("UPDATE job SET id = ? WHERE id = 1", "UPDATE spec SET job = ? WHERE job = 1"),
+    "a job and its spec": ("UPDATE job SET id = ? WHERE id = 1", "UPDATE spec SET job = ? WHERE job = 1"),
     "an event": ("UPDATE event SET seq = ? WHERE seq = 3",),
     "a row of the audit": ("UPDATE audit SET seq = ?",),
     "the last number of the audit": ("UPDATE sqlite_sequence SET seq = ? WHERE name = 'audit'",),
@@ -292,12 +296,12 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**62, 2**53 + 1, -1, -(2**63)])
-@pytest.mark.parametrize("what", NUMBERS)
-def test_a_damaged_number_does_not_block_new_records(path: Path, what: str, number: int):
-    for sql in NUMBERS[what]:
+@pytest.mark.parametrize("damaged", NUMBERS)
+def test_a_damaged_number_does_not_block_new_records(path: Path, damaged: str, number: int):
+    for sql in NUMBERS[damaged]:
         damage(path, sql, number)
-    told = []
-    for life in range(3):
+    reports = []
+    for restart in range(3):
         store = SqliteStore(path)
         opened = store.open()
         job, event = opened.last_job + 1, opened.last_event + 1
@@ -306,17 +310,17 @@ def test_a_damaged_number_does_not_block_new_records(path: Path, what: str, numb
         audit = SaveAudit(AuditEntry(NOW_MS, "ada", "user", "jobs.submit", str(job)))
         store.commit([SaveJob(a_job(job), new=True), a_record(event, job=job), audit])
         found = read_all(store)
-        assert all(0 < one.id <= job for one in found["jobs"])
-        assert [one.seq for one in found["events"]][-1] == event
-        assert len(found["events"]) == 6 + life
-        assert len(found["audit"]) == 2 + life
-        assert all(0 < one.seq < 2**53 for one in found["audit"])
+        assert all(0 < each.id <= job for each in found["jobs"])
+        assert [each.seq for each in found["events"]][-1] == event
+        assert len(found["events"]) == 6 + restart
+        assert len(found["audit"]) == 2 + restart
+        assert all(0 < each.seq < 2**53 for each in found["audit"])
         assert not store.suspects
-        told.append(store.damaged())
+        reports.append(store.damaged())
         store.close()
-    assert told[0] == told[1] == told[2], "it is told once"
-    if what != "the last number of the audit":
-        assert [one.reason for one in told[0]] == ["a number out of range"]
+    assert reports[0] == reports[1] == reports[2], "it was reported again"
+    if damaged != "the last number of the audit":
+        assert [each.reason for each in reports[0]] == ["a number out of range"]
 
 
 def test_a_job_with_a_damaged_number_is_identified_by_its_spec(path: Path, opened: SqliteStore):
@@ -330,28 +334,28 @@ def test_a_job_with_a_damaged_number_is_identified_by_its_spec(path: Path, opene
     assert [job.id for job in opened.jobs(JobQuery()).jobs] == [5, 4, 3, 2, 1]
     assert [job for job in opened.jobs(JobQuery()).jobs if job.id < 5] == before["jobs"]
     assert opened.job(2).state == "running"
-    assert sorted(one.job for one in opened.damaged()) == [2, 5]
+    assert sorted(each.job for each in opened.damaged()) == [2, 5]
 
 
-WHILE_IT_RUNS = {
-    "a job that is gone": "DELETE FROM job WHERE id = 2",
-    "a job that is gone with its description": "DELETE FROM job WHERE id = 2; DELETE FROM spec WHERE job = 2",
-    "a job under another number": "UPDATE job SET id = 70 WHERE id = 2",
-    "a job under a number below zero": "UPDATE job SET id = -70 WHERE id = 2",
-    "a job where the next belongs": "UPDATE job SET id = 5 WHERE id = 2",
-    "a description where the next belongs": "UPDATE spec SET job = 5 WHERE job = 3",
-    "a run that is gone": "DELETE FROM run WHERE job = 2",
+CONFLICTS = {
+    "a missing job": "DELETE FROM job WHERE id = 2",
+    "a missing job with its spec": "DELETE FROM job WHERE id = 2; DELETE FROM spec WHERE job = 2",
+    "a job with another number": "UPDATE job SET id = 70 WHERE id = 2",
+    "a job under a negative number": "UPDATE job SET id = -70 WHERE id = 2",
+    "a job with the number of the next": "UPDATE job SET id = 5 WHERE id = 2",
+    "a spec with the number of the next": "UPDATE spec SET job = 5 WHERE job = 3",
+    "a missing run": "DELETE FROM run WHERE job = 2",
     "a run of another job": "UPDATE run SET job = 5 WHERE job = 2",
-    "an event where the next belongs": "UPDATE event SET seq = 6 WHERE seq = 1",
+    "an event with the number of the next": "UPDATE event SET seq = 6 WHERE seq = 1",
 }
 
 
-@pytest.mark.parametrize("what", WHILE_IT_RUNS)
-def test_conflicts_of_a_refused_commit_are_repaired(path: Path, opened: SqliteStore, what: str):
+@pytest.mark.parametrize("damaged", CONFLICTS)
+def test_conflicts_of_a_refused_commit_are_repaired(path: Path, opened: SqliteStore, damaged: str):
     last = opened.open()
-    (running, (run,)) = next(one for one in opened.active() if one[0].id == 2)
+    (running, (run,)) = next(each for each in opened.active() if each[0].id == 2)
     db = sqlite3.connect(path, isolation_level=None)
-    db.executescript(WHILE_IT_RUNS[what])
+    db.executescript(CONFLICTS[damaged])
     db.close()
     job, ended = a_job(last.last_job + 1), structs.replace(running, state="succeeded", finished_ms=NOW_MS)
     saves = [
@@ -365,14 +369,14 @@ def test_conflicts_of_a_refused_commit_are_repaired(path: Path, opened: SqliteSt
     opened.commit(saves)
     assert opened.damaged() == found
     assert opened.job(2) == ended
-    assert [one.state for one in opened.runs(2)] == ["succeeded"]
+    assert [run.state for run in opened.runs(2)] == ["succeeded"]
     assert (opened.job(job.id), len(opened.runs(job.id))) == (job, 1)
     assert len(opened.events()) == 6
     assert sum(opened.counts().values()) == len(opened.jobs(JobQuery()).jobs)
     assert opened.counts()["running"] == 0
 
 
-def test_a_wrong_batch_causes_no_repair(opened: SqliteStore):
+def test_an_invalid_batch_causes_no_repair(opened: SqliteStore):
     opened.open()
     with pytest.raises(NotFound):
         opened.commit([SaveJob(a_job(99))])
@@ -393,7 +397,7 @@ def test_a_number_that_is_damaged_while_the_server_runs_is_quarantined_once(path
 @pytest.mark.parametrize(
     "sql", ["UPDATE meta SET epoch = 9223372036854775807", "UPDATE meta SET epoch = -1", "DELETE FROM meta"]
 )
-def test_a_store_without_installation_or_epoch_is_a_clear_error(path: Path, opened: SqliteStore, sql: str):
+def test_a_store_without_a_valid_epoch_is_an_error(path: Path, opened: SqliteStore, sql: str):
     damage(path, sql)
     with pytest.raises(Unavailable) as error:
         opened.open()
@@ -438,7 +442,7 @@ _CHANGES = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_is_damaged_the_store_opens_reads_and_repairs(tmp_path_factory, data):
+def test_with_random_damage_the_store_opens_reads_and_repairs(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "hodei.db"
     store = SqliteStore(path)
     store.open()
@@ -449,12 +453,12 @@ def test_whatever_is_damaged_the_store_opens_reads_and_repairs(tmp_path_factory,
         table = data.draw(st.sampled_from(TABLES))
         column = data.draw(st.sampled_from([row[1] for row in db.execute(f"PRAGMA table_info({table})")]))
         value = data.draw(_CHANGES)
-        place = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
-        given_value = value[1] if isinstance(value, tuple) else value
+        placeholder = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
+        parameter = value[1] if isinstance(value, tuple) else value
         try:
-            db.execute(f"UPDATE OR IGNORE {table} SET {column} = {place}", (given_value,))  # noqa: S608 (constants)
+            db.execute(f"UPDATE OR IGNORE {table} SET {column} = {placeholder}", (parameter,))  # noqa: S608 (constants)
         except sqlite3.Error:
-            pass  # the table itself refuses it
+            pass  # refused by a constraint of the table
     db.close()
     store = SqliteStore(path)
     try:
@@ -477,16 +481,16 @@ def _garbage_in_the_middle(path: Path) -> None:
 
 
 FILES = {
-    "its beginning is overwritten": lambda path: path.write_bytes(b"\0" * 100 + path.read_bytes()[100:]),
-    "it is cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "the header is overwritten": lambda path: path.write_bytes(b"\0" * 100 + path.read_bytes()[100:]),
+    "the file is cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "pages are garbage": _garbage_in_the_middle,
-    "it is something else": lambda path: path.write_bytes(b"this is not a database" * 1000),
+    "not a database": lambda path: path.write_bytes(b"this is not a database" * 1000),
 }
 
 
-@pytest.mark.parametrize("what", FILES)
-def test_a_damaged_file_is_a_clear_error_with_the_way_to_the_backup(path: Path, what: str):
-    FILES[what](path)
+@pytest.mark.parametrize("damaged", FILES)
+def test_a_damaged_file_is_an_error_that_names_the_backup(path: Path, damaged: str):
+    FILES[damaged](path)
     before = path.read_bytes()
     with pytest.raises(Unavailable) as error:
         SqliteStore(path).open()

@@ -39,7 +39,7 @@ while True:
 
 
 def write_until_killed(path: Path, acknowledgements: int) -> int:
-    """Let a child write, kill it after so many acknowledgements, somewhere inside the next; the last number it said."""
+    """Kill a writing child process after so many acknowledgements; returns the last acknowledged number."""
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)],
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def write_until_killed(path: Path, acknowledgements: int) -> int:
         rest = child.stdout.read().decode().split("\n")
         child.wait()
         child.stdout.close()
-    # What it had said before the signal reached it counts as well; a line cut off by the kill does not.
+    # Lines written before the signal arrived count as well; a line cut by the kill does not.
     return max([last, *(int(line) for line in rest[:-1])])
 
 
@@ -65,15 +65,15 @@ def write_until_killed(path: Path, acknowledgements: int) -> int:
 def test_every_acknowledged_batch_survives_kill_9_completely(tmp_path: Path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     path = tmp_path / "hodei.db"
     for _ in range(5):
-        acknowledged = write_until_killed(path, chance.randrange(1, 60))
+        acknowledged = write_until_killed(path, rng.randrange(1, 60))
         store = SqliteStore(path)
         opened = store.open()
         assert opened.last_job >= acknowledged * 10
-        assert opened.last_job % 10 == 0, "half a batch"
-        assert [found for what, well, found in store.check() if what == "store integrity" and not well] == []
+        assert opened.last_job % 10 == 0, "an incomplete batch"
+        assert [text for name, ok, text in store.check() if name == "store integrity" and not ok] == []
         active = store.active()
         assert [job.id for job, _ in active] == list(range(1, opened.last_job + 1))
         for job, runs in active[: acknowledged * 10]:
@@ -84,7 +84,7 @@ def test_every_acknowledged_batch_survives_kill_9_completely(tmp_path: Path):
         assert store.jobs(JobQuery(limit=1)).jobs[0].id == opened.last_job
         store.close()
         if states["pending"]:
-            # The next child continues after the last job; what it left behind is finished here.
+            # The next child continues after the last job; its incomplete jobs are completed here.
             finish(path)
 
 

@@ -1,4 +1,4 @@
-"""Files of every age: empty, old, our own, from the future, and somebody else's."""
+"""Store files: empty, of older and newer versions, and of other programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_empty_file_becomes_a_store(path: Path):
         assert schema.version_of(db) == schema.VERSION
 
 
-def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Path):
+def test_a_file_of_version_1_is_migrated_and_keeps_everything(path: Path):
     with raw(path) as db:
         schema.migrate(db, upto=1)
         assert schema.version_of(db) == 1
@@ -100,7 +100,7 @@ def test_opening_twice_migrates_once(path: Path):
     assert SqliteStore(path).open().epoch == 3
 
 
-def test_a_failing_migration_leaves_the_version_before(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_migration_keeps_the_previous_version(path: Path, monkeypatch: pytest.MonkeyPatch):
     SqliteStore(path).open()
     broken = ("CREATE TABLE half (a INTEGER) STRICT", "CREATE TABLE job (again INTEGER)")
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
@@ -111,7 +111,7 @@ def test_a_failing_migration_leaves_the_version_before(path: Path, monkeypatch: 
         assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'half'").fetchone() == (0,)
 
 
-def test_a_file_from_the_future_is_refused_and_left_alone(path: Path):
+def test_a_file_of_a_newer_version_is_refused_and_unchanged(path: Path):
     store = SqliteStore(path)
     store.open()
     store.close()
@@ -125,17 +125,17 @@ def test_a_file_from_the_future_is_refused_and_left_alone(path: Path):
     assert path.read_bytes() == before
 
 
-def test_another_programs_file_is_refused_and_left_alone(path: Path):
+def test_a_file_of_another_program_is_refused_and_unchanged(path: Path):
     with raw(path) as db:
-        db.execute("CREATE TABLE theirs (a)")
+        db.execute("CREATE TABLE other (a)")
     before = path.read_bytes()
     with pytest.raises(InvalidInput, match="another program"):
         SqliteStore(path).open()
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_refused(path: Path):
-    path.write_text("hello, this is a diary\n" * 100)
+def test_a_file_that_is_not_a_database_is_refused(path: Path):
+    path.write_text("this is a text file\n" * 100)
     with pytest.raises(Unavailable) as refusal:
         SqliteStore(path).open()
     assert "not a store" in refusal.value.hint
@@ -148,9 +148,9 @@ def test_a_new_file_and_its_journal_are_readable_by_the_owner_only(path: Path):
         store.open()
     finally:
         os.umask(old)
-    beside = sorted(path.parent.iterdir())
-    assert [file.name for file in beside] == ["hodei.db", "hodei.db-shm", "hodei.db-wal"]
-    assert {file.stat().st_mode & 0o777 for file in beside} == {0o600}
+    files = sorted(path.parent.iterdir())
+    assert [file.name for file in files] == ["hodei.db", "hodei.db-shm", "hodei.db-wal"]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
 def test_every_field_of_a_job_and_a_run_has_its_column():
@@ -188,7 +188,7 @@ def test_no_query_sorts_or_reads_a_whole_table(sql: str):
         assert "event_job" in plan[0]
 
 
-def test_a_batch_written_today_is_read_by_name_in_any_sqlite_shell(path: Path):
+def test_a_committed_batch_can_be_queried_with_plain_sqlite(path: Path):
     store = SqliteStore(path)
     store.open()
     store.commit([SaveJob(a_job(1), new=True), SaveRun(a_run(1), new=True), a_record(1, job=1), a_key()])

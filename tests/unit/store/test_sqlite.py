@@ -1,4 +1,4 @@
-"""What only the durable store has: trouble with files and disks, looks from outside, and its checks."""
+"""The durable store only: file and disk errors, access by other processes, and its checks."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def new(*ids: int, **fields) -> list[SaveJob]:
     return [SaveJob(a_job(id, **fields), new=True) for id in ids]
 
 
-def test_a_missing_directory_is_a_clear_error(tmp_path: Path):
+def test_a_missing_directory_is_an_error(tmp_path: Path):
     with pytest.raises(Unavailable) as error:
         SqliteStore(tmp_path / "nowhere" / "hodei.db").open()
     assert "directory" in error.value.hint
 
 
-def test_a_directory_in_place_of_the_file_is_a_clear_error(tmp_path: Path):
+def test_a_directory_instead_of_a_file_is_an_error(tmp_path: Path):
     with pytest.raises(Unavailable):
         SqliteStore(tmp_path).open()
 
 
-def test_reading_a_missing_file_is_a_clear_error_and_creates_none(path: Path):
+def test_reading_a_missing_file_is_an_error_and_creates_none(path: Path):
     with pytest.raises(Unavailable):
         SqliteStore(path).counts()
     assert not path.exists()
@@ -54,7 +54,7 @@ def test_reading_a_missing_file_is_a_clear_error_and_creates_none(path: Path):
 
 def test_a_full_disk_changes_nothing_and_writes_work_again_with_free_space(store: SqliteStore):
     store.commit(new(1))
-    store._writer.execute("PRAGMA max_page_count = 40")  # stands in for a disk that is full
+    store._writer.execute("PRAGMA max_page_count = 40")  # like a full disk
     with pytest.raises(Unavailable) as error:
         store.commit(new(*range(2, 2000)))
     assert "disk space" in error.value.hint
@@ -90,12 +90,12 @@ def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing(store: Sqli
 
 def test_a_read_only_process_takes_no_epoch_and_changes_nothing(store: SqliteStore, path: Path):
     store.commit(new(1))
-    outside = SqliteStore(path)
-    assert outside.counts()["pending"] == 1
-    assert all(well for _, well, _ in outside.check())
-    with outside._read() as db, pytest.raises(sqlite3.OperationalError):
+    reader = SqliteStore(path)
+    assert reader.counts()["pending"] == 1
+    assert all(ok for _, ok, _ in reader.check())
+    with reader._read() as db, pytest.raises(sqlite3.OperationalError):
         db.execute("DELETE FROM job")
-    outside.close()
+    reader.close()
     store.commit(new(2))
 
 
@@ -108,7 +108,7 @@ def test_a_closed_store_is_not_readable_until_it_is_opened_again(store: SqliteSt
     assert store.job(1) is not None
 
 
-def test_more_threads_than_readers_take_turns(path: Path):
+def test_more_threads_than_readers_share_the_readers(path: Path):
     store = SqliteStore(path, readers=2)
     store.open()
     store.commit(new(*range(1, 50)))
@@ -141,8 +141,8 @@ def test_a_query_by_label_scans_a_bounded_number_of_jobs_and_continues_from_ther
     assert (pages, found) == (3, [1])
 
 
-def test_the_checks_name_what_they_found(store: SqliteStore):
-    found = {what: text for what, _, text in store.check()}
+def test_the_checks_report_their_findings(store: SqliteStore):
+    found = {name: text for name, _, text in store.check()}
     assert found["store integrity"] == "ok"
     assert found["store journal mode"] == "wal"
     assert found["store synchronous"] == "full"
@@ -154,7 +154,7 @@ def test_the_checks_name_what_they_found(store: SqliteStore):
 def test_the_checks_report_a_file_that_others_can_read_and_a_nearly_full_disk(store: SqliteStore, monkeypatch):
     store.path.chmod(0o644)
     monkeypatch.setattr(health, "LOW_DISK_BYTES", 2**62)
-    assert {what for what, well, _ in store.check() if not well} == {"store file mode", "store disk space"}
+    assert {name for name, ok, _ in store.check() if not ok} == {"store file mode", "store disk space"}
 
 
 def test_the_installation_is_created_once(path: Path):
@@ -162,7 +162,7 @@ def test_the_installation_is_created_once(path: Path):
     assert SqliteStore(path, new_installation=lambda: "bbbbbbbb").open().installation == "aaaaaaaa"
 
 
-def test_writing_may_come_from_different_threads_one_after_the_other(store: SqliteStore):
+def test_different_threads_may_commit_one_after_the_other(store: SqliteStore):
     for id in range(1, 6):
         thread = threading.Thread(target=store.commit, args=([*new(id), a_record(id, job=id)],))
         thread.start()
@@ -192,11 +192,11 @@ def _filled_and_pruned(store: SqliteStore) -> None:
 
 
 def _shrink(store: SqliteStore) -> int:
-    done = 0
-    while some := store.shrink(500):
-        assert some <= 500
-        done += some
-    return done
+    total = 0
+    while pages := store.shrink(500):
+        assert pages <= 500
+        total += pages
+    return total
 
 
 def test_space_of_pruned_jobs_is_freed_in_small_steps(tmp_path: Path):
@@ -207,11 +207,11 @@ def test_space_of_pruned_jobs_is_freed_in_small_steps(tmp_path: Path):
     store.commit([SaveJob(a_job(20_000), new=True)])
     store.close()
     assert (tmp_path / "hodei.db").stat().st_size < 6 << 20
-    again = SqliteStore(tmp_path / "hodei.db")
-    again.open()
-    assert again.job(20_000) == a_job(20_000)
-    assert ("store integrity", True, "ok") in again.check()
-    again.close()
+    reopened = SqliteStore(tmp_path / "hodei.db")
+    reopened.open()
+    assert reopened.job(20_000) == a_job(20_000)
+    assert ("store integrity", True, "ok") in reopened.check()
+    reopened.close()
 
 
 def test_a_small_file_of_an_older_version_gets_incremental_vacuum_when_it_is_opened(tmp_path: Path):
