@@ -10,7 +10,8 @@ import pytest
 
 from builders import a_job_spec, a_run, a_task
 from hodei.api.views import SocketView
-from hodei.backends.local import LocalBackend, start_order
+from hodei.backends.agent_calls import start_order
+from hodei.backends.local import LocalBackend
 from hodei.jobfile.render import node_view
 from hodei.model.config import Config, NodeConfig, ProfileConfig, SchedulingConfig, ServerConfig
 from hodei.model.config import SocketConfig as S

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from agent_host import an_order
 from hodei.backends import machine
+from hodei.backends.agent_calls import start_order, stop_order
 from hodei.backends.base import WORD_LIMIT
-from hodei.backends.local import LocalBackend, VirtualNode, start_order, stop_order
+from hodei.backends.local import LocalBackend, VirtualNode
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint, HealthCheck, Interactive
