@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node, NodeOverrides
 from hodei.model.reservation import Reservation
+from hodei.model.usage import RunUsage
 
 Stream = Literal["stdout", "stderr"]
 
@@ -291,6 +292,14 @@ class UsageReporter(Protocol):
         ...
 
 
+class RunMeter(Protocol):
+    """`capabilities.run_usage`."""
+
+    async def run_usage(self, runs: Collection[RunId]) -> dict[RunId, RunUsage]:
+        """What these runs have used so far. Runs that do not run or were not measured are absent."""
+        ...
+
+
 class Suspender(Protocol):
     """`capabilities.suspend`."""
 
@@ -311,7 +320,7 @@ class StartForecaster(Protocol):
         ...
 
 
-class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster, Protocol):
+class Backend(GangReserver, Executor, UsageReporter, RunMeter, Suspender, StartForecaster, Protocol):
     """Runs jobs. There may be several backends of one kind; `name` identifies each.
 
     BackendError: nothing was done, a retry may succeed. With the code NOT_REACHED the connection failed and nothing of

@@ -53,7 +53,7 @@ def holders(root: str, name: str) -> dict[str, int]:
     """Session leaders with a file of this name below `root` open, also a deleted one, by path. Reads every process."""
     out: dict[str, int] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _stat(int(entry))) and fields[3] == entry.encode():
+        if entry.isdigit() and (fields := stat_fields(int(entry))) and fields[3] == entry.encode():
             for path in _open_files(entry):
                 if path.startswith(f"{root}/") and path.endswith(f"/{name}"):
                     out[path] = int(entry)
@@ -77,13 +77,13 @@ def command_line(pid: int) -> list[str]:
 
 def started_boot_ms(pid: int) -> int:
     """When process `pid` started, on the boot clock, to a hundredth of a second; now if it has exited."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[19]) * 1000 // TICKS_PER_S if fields else boot_clock_ms()
 
 
 def has_exited(pid: int) -> bool:
     """No such process, or a zombie."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return not fields or fields[0] in (b"Z", b"X")
 
 
@@ -91,7 +91,7 @@ def groups() -> dict[int, list[int]]:
     """The members of every process group on this host. Reads every process."""
     out: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _stat(int(name))):
+        if name.isdigit() and (fields := stat_fields(int(name))):
             out.setdefault(int(fields[2]), []).append(int(name))
     return out
 
@@ -104,7 +104,7 @@ def cpu_ms(sessions: Mapping[int, Mapping[str, str]], ignored: frozenset[int] = 
         session: {f"{name}={value}".encode() for name, value in mark.items()} for session, mark in sessions.items()
     }
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or not (fields := _stat(int(entry))):
+        if not entry.isdigit() or not (fields := stat_fields(int(entry))):
             continue
         session = int(fields[3])
         if session in ignored:
@@ -153,7 +153,7 @@ def child_of(pid: int) -> int:
         return 0
     except OSError:
         names = sorted((name for name in os.listdir("/proc") if name.isdigit()), key=int)
-        return next((int(name) for name in names if (fields := _stat(int(name))) and int(fields[1]) == pid), 0)
+        return next((int(name) for name in names if (fields := stat_fields(int(name))) and int(fields[1]) == pid), 0)
 
 
 def _cmdline(pid: str) -> bytes:
@@ -164,7 +164,8 @@ def _cmdline(pid: str) -> bytes:
         return b""
 
 
-def _stat(pid: int) -> list[bytes]:
+def stat_fields(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the command's name; none if it has exited."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()

@@ -13,6 +13,7 @@ from typing import Any
 from hodei.agent.limits import Limits
 from hodei.agent.probes import BadHealthCheck, FileStat, HealthCheck
 from hodei.agent.spawn import CHECKPOINT
+from hodei.agent.usage import Usage
 from hodei.supervision import HealthCounter, StopPlan, checkpoint_signal, classify_end, oom_reason
 
 LOG_CAP = 64 << 20
@@ -81,14 +82,15 @@ class Run:
     `checkpoint_file` is probed regularly if `checkpoint_watched`; `checkpoint_stat` is the last result. `stop`: the stop under
     way, in ms of the boot clock; `hook`: how it saves its work first; `hook_started`, `hook_before` (the checkpoint file at
     that time). `save_hook`: for checkpoints between. `health_check` with `health_state`, `health_counter` and
-    `heartbeat_stat`; `idle_ms`: how long it may be idle.
+    `heartbeat_stat`; `idle_ms`: how long it may be idle. `usage`: the largest amounts measured while it runs.
     """
 
     __slots__ = (
         "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "checkpoint_stat", "checkpoint_watched", "claim",
         "claimed_ms", "directory", "end", "env", "grace_ms", "health_check", "health_counter", "health_state",
         "heartbeat_stat", "hook", "hook_before", "hook_started", "idle_ms", "installation", "key", "limits", "log_cap", "name",
-        "pid", "save_every_ms", "save_hook", "started_boot_ms", "started_ms", "stop", "timeout_ms", "timers", "workdir",
+        "pid", "save_every_ms", "save_hook", "started_boot_ms", "started_ms", "stop", "timeout_ms", "timers", "usage",
+        "workdir",
     )  # fmt: skip
 
     def __init__(self, installation: str, name: str, directory: str) -> None:
@@ -116,6 +118,7 @@ class Run:
         self.health_counter, self.health_state = HealthCounter(), ""
         self.heartbeat_stat: FileStat | None = None
         self.timers: list[Any] = []
+        self.usage: Usage = {}
         self.end: Observation | None = None
 
     @property
@@ -189,13 +192,17 @@ class Run:
         self.grace_ms = _number(order, "grace_ms", GRACE_MS)
         self.log_cap = max(4096, _number(order, "log_cap", LOG_CAP))
 
-    def describe_end(self, *, code: int | None, error: str, oom: bool, at_ms: int) -> Observation:
+    def describe_end(
+        self, *, code: int | None, error: str, oom: bool, at_ms: int, usage: Usage | None = None
+    ) -> Observation:
         """The last observation of the run. `error`: why its command was not started."""
         observation: Observation = {"run": self.name, "state": "failed", "at_ms": at_ms}
         if self.started_ms:
             observation["started_ms"] = self.started_ms
         if error:
             return self._with_checkpoint(observation | {"reason_code": "error", "reason": error})
+        if usage:
+            observation["usage"] = usage
         if code is not None:
             observation["exit_code"] = code
         end = classify_end(code, self.stop, oom=oom_reason(self.limits.memory_bytes) if oom else "")

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from resource import struct_rusage
 from typing import Any
 
 from hodei.agent import logs, proc
@@ -25,6 +26,7 @@ from hodei.agent.probes import FileProbes, FileStat
 from hodei.agent.run import BadHook, BadOrder, Hook, Observation, Record, Run, check_run_name
 from hodei.agent.spawn import ERRORS, NOT_TRIED, RunDirs, Status, base_env, read_status, spawn
 from hodei.agent.supervision import Checkpoints, HealthChecks, IdleChecks, Stops
+from hodei.agent.usage import Usage, UsageMeter, merge
 from hodei.supervision import timeout_reason
 
 # An end that is noticed later than this takes its time from the status file; reading it for every end would be too slow.
@@ -62,6 +64,7 @@ class Runs:
         self.exec = ExecSessions(self.loop)
         self.stops, self.checkpoints = Stops(self), Checkpoints(self)
         self.health_checks, self.idle_checks = HealthChecks(self), IdleChecks(self)
+        self.meter = UsageMeter(self.live)
         self.base_env = base_env()
 
     @property
@@ -223,22 +226,23 @@ class Runs:
             run = self.live.get(dead.si_pid)
             if run is not None or self.stops.is_command(dead.si_pid) or self.exec.has(dead.si_pid):
                 signal_group(dead.si_pid, signal.SIGKILL)
-            os.waitpid(dead.si_pid, 0)
+            used = os.wait4(dead.si_pid, 0)[2]
             code = dead.si_status if dead.si_code == os.CLD_EXITED else 128 + dead.si_status
             if run is None:
                 self.stops.child_ended(dead.si_pid, code)
                 self.exec.child_ended(dead.si_pid, code)
             else:
-                self._child_ended(run, code)
+                self._child_ended(run, code, used)
 
-    def _child_ended(self, run: Run, code: int) -> None:
+    def _child_ended(self, run: Run, code: int, used: struct_rusage) -> None:
         error, at_ms = "", proc.now_ms()
         if code == NOT_TRIED or at_ms - _status_written_ms(run) > PROMPT_MS:
             status = read_status(run.name, run.directory)
             if code == NOT_TRIED:
                 error = status.error or ("status" if status.sound and not status.pid else "")
             at_ms = _end_ms(run, status)
-        self._ended(run, code=code, error=_error_text(run, error), at_ms=at_ms)
+        usage = self.meter.measure_end(run, used)
+        self._ended(run, code=code, error=_error_text(run, error), at_ms=at_ms, usage=usage)
 
     def end_from_status_file(self, run: Run) -> None:
         """A run that is not our child has ended: only what its wrapper wrote is known."""
@@ -246,7 +250,10 @@ class Runs:
         at_ms = _end_ms(run, status)
         if not run.started_ms and status.pid:
             run.started_ms = min(max(_output_opened_ms(run), run.claimed_ms), at_ms)
-        self._ended(run, code=status.code, error=_error_text(run, status.error), at_ms=at_ms)
+        usage = self.meter.measure_end(run, None)
+        if status.cpu_ms is not None:
+            usage = merge(usage, {"cpu_ms": status.cpu_ms})
+        self._ended(run, code=status.code, error=_error_text(run, status.error), at_ms=at_ms, usage=usage)
 
     def drop_claim(self, run: Run) -> bool:
         """Undo the claim of a command that never started: it can be ordered again. False if its directory stays."""
@@ -263,7 +270,9 @@ class Runs:
         self.journal.add({"step": "unclaimed", "run": run.key})
         return True
 
-    def _ended(self, run: Run, *, code: int | None, error: str = "", at_ms: int = 0) -> None:
+    def _ended(
+        self, run: Run, *, code: int | None, error: str = "", at_ms: int = 0, usage: Usage | None = None
+    ) -> None:
         for timer in run.timers:
             timer.cancel()
         run.timers.clear()
@@ -274,7 +283,7 @@ class Runs:
         if run.pid and (run.checkpoint_watched or run.hook_started):
             run.update_checkpoint(self.probes.wait(run.checkpoint_file), proc.now_ms())
         oom = bool(run.cgroups) and self.cgroups.ran_out_of_memory(run.cgroups)
-        run.end = run.describe_end(code=code, error=error, oom=oom, at_ms=at_ms or proc.now_ms())
+        run.end = run.describe_end(code=code, error=error, oom=oom, at_ms=at_ms or proc.now_ms(), usage=usage)
         run.argv, run.env = (), {}
         if run.cgroups:
             self.remove_groups(run.cgroups)

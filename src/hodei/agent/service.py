@@ -64,6 +64,7 @@ class Service:
             "facts": lambda connection, request: {"pid": os.getpid(), "problem": runs.journal_problem},
             "ping": lambda connection, request: {},
             "execute": self._execute,
+            "usage": self._usage,
         }
 
     def publish(self, installation: str, observations: list[Observation]) -> None:
@@ -128,6 +129,12 @@ class Service:
         self.runs.journal.sync()  # ends must be durable before they are reported
         return {"runs": [self.runs.table[key].observation() for key in page], "more": len(keys) > len(page)}
 
+    def _usage(self, connection: Connection, request: Request) -> Any:
+        """What the live runs of this server have used so far, by name."""
+        self.runs.meter.sample()
+        runs = [run for run in self.runs.live.values() if run.installation == connection.installation]
+        return {"runs": {run.name: run.usage for run in runs if run.usage}}
+
     def _forget(self, connection: Connection, request: Request) -> Any:
         self.runs.forget(f"{connection.installation}/{name}" for name in request["runs"])
         return {}
@@ -174,6 +181,7 @@ class Service:
             if self._ticks % CHECKPOINTS_EVERY_TICKS == 0:
                 self.runs.poll_checkpoint_files()
             self.runs.idle_checks.check()
+            self.runs.meter.sample_if_due()
             self._ticks += 1
             if not self._connections and self._may_exit():
                 self.done.set()

@@ -1,8 +1,8 @@
 """Starts a run: one `posix_spawn` of a small shell, the wrapper, that limits itself, runs the command and records its exit.
 
 The shell's script is fixed; everything else reaches it as arguments, so no value can be read as code. The shell costs
-a fraction of an interpreter, and because the wrapper waits, the exit status reaches the disk even when the agent is
-killed. It writes with builtins only, to descriptor 9, which the command never sees; `read_status` reads it.
+a fraction of an interpreter, and because the wrapper waits, the exit status and the CPU time reach the disk even when the
+agent is killed. It writes with builtins only, to descriptor 9, which the command never sees; `read_status` reads it.
 
 The wrapper writes its first line before it starts the command: a run without that line, and without a process that holds
 the file, never started. A child inherits the agent's lock until it executes the shell, with the status file open: the next
@@ -43,7 +43,7 @@ SCRIPT = (
     "shift 4; "
     'while [ "$1" != -- ]; do '
     'echo 0 >"$1" || { echo "$_hodei_run error group" >&9; exit 125; }; shift; done; shift; '
-    '"$@" 9>&-; _hodei_exit=$?; echo "$_hodei_run exit $_hodei_exit $_hodei_exit" >&9; exit $_hodei_exit'
+    '"$@" 9>&-; _hodei_exit=$?; times >&9; echo "$_hodei_run exit $_hodei_exit $_hodei_exit" >&9; exit $_hodei_exit'
 )
 # A command named like a shell builtin (echo, test, ...) means the program of that name. `exec` in a subshell always
 # means a program; it costs a full fork, so other commands do without.
@@ -187,12 +187,14 @@ ERRORS = {
     "status": "its status file cannot be written",
 }
 _LINE = re.compile(rb"([A-Za-z0-9._-]{1,100}) (pid|exit|error) ([0-9]{1,7}|[a-z]{1,20})(?: ([0-9]{1,7}))?")
+# `times` of a shell: user and system time, in one line of its own and one of its children.
+_TIMES = re.compile(rb"([0-9]{1,9})m([0-9]{1,2})[.,]([0-9]{1,9})s ([0-9]{1,9})m([0-9]{1,2})[.,]([0-9]{1,9})s")
 
 
 class Status(NamedTuple):
     """`pid`: the wrapper's, 0 if it wrote none. `code`: the exit code, None if it wrote none. `error`: a key of ERRORS, or
     "". `exists`: there is such a file. `sound`: it consists of complete lines of wrappers. `lines`: how many. `written_ms`:
-    when the last one was written."""
+    when the last one was written. `cpu_ms`: CPU time of an ended command, None if it wrote none."""
 
     pid: int = 0
     code: int | None = None
@@ -201,6 +203,7 @@ class Status(NamedTuple):
     sound: bool = True
     lines: int = 0
     written_ms: int = 0
+    cpu_ms: int | None = None
 
 
 def read_status(name: str, directory: str, status: str = "status") -> Status:
@@ -229,12 +232,19 @@ def _parse(name: bytes, data: bytes) -> Status:
     sound = not lines.pop()  # a last line without its end is torn
     pids, codes, errors = set[int](), set[int](), set[str]()
     single = False  # wrappers of older agents wrote each number once
+    times, cpu_ms = list[int](), None
     for line in lines:
         match = _LINE.fullmatch(line)
         if match is None:
-            sound = False
+            if (found := _TIMES.fullmatch(line)) is not None:
+                times.append(_cpu_ms(*found.groups()))
+            else:
+                sound = False
             continue
         run, kind, first, second = match.groups()
+        measured, times = times, []
+        if run == name and kind == b"exit" and len(measured) == 2:
+            cpu_ms = sum(measured)
         if run != name:
             # A directory is reused only after an end: a `pid` in the last line is ours, with a damaged name.
             sound = sound and not (kind == b"pid" and line is lines[-1])
@@ -264,6 +274,15 @@ def _parse(name: bytes, data: bytes) -> Status:
         exists=True,
         sound=sound,
         lines=len(lines),
+        cpu_ms=cpu_ms if codes else None,
+    )
+
+
+def _cpu_ms(*parts: bytes) -> int:
+    """Of minutes, seconds and their fraction, twice."""
+    return sum(
+        int(minutes) * 60_000 + int(seconds) * 1000 + int(fraction[:3].ljust(3, b"0"))
+        for minutes, seconds, fraction in (parts[:3], parts[3:])
     )
 
 

@@ -206,6 +206,7 @@ class Stops:
     def _kill(self, run: Run) -> None:
         if run.end is not None:
             return
+        self._runs.meter.sample()  # what its processes have used is lost with a wrapper that cannot wait for them
         signal_group(run.pid, signal.SIGKILL)
         self._runs.cgroups.kill(run.cgroups)
         self._runs.call_later(run, POLL_S, self._kill)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import RunObserved
+from hodei.model.ids import RunId
+from hodei.model.usage import RunUsage
 from hodei.process import DetachedProcess
 
 LINE_LIMIT = 64 << 20
@@ -35,6 +37,7 @@ class Observation(Struct):
     health: str = ""
     checkpoint_error: str = ""
     started_ms: int = 0
+    usage: RunUsage | None = None
 
     def to_fact(self) -> RunObserved:
         return RunObserved(
@@ -48,6 +51,7 @@ class Observation(Struct):
             health=self.health,  # type: ignore[arg-type]
             checkpoint_error=self.checkpoint_error,
             started_ms=self.started_ms,
+            usage=self.usage,
         )
 
 
@@ -332,6 +336,22 @@ class AgentSupervisor:
             self.link.close()
             self.link = None
         self._connected.clear()
+
+
+class _LiveUsage(Struct):
+    runs: dict[str, RunUsage]
+
+
+async def read_usage(link: Link, runs: Collection[RunId]) -> dict[RunId, RunUsage]:
+    """What these runs have used so far; runs that do not run are absent."""
+    try:
+        answer = await link.request("usage", timeout_s=PING_TIMEOUT_S)
+    except BackendError as error:
+        if error.code == "UNKNOWN":  # an older agent
+            return {}
+        raise
+    found = msgspec.json.decode(answer, type=_LiveUsage).runs
+    return {run: found[run] for run in runs if run in found}
 
 
 async def list_runs(link: Link) -> list[Observation]:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import NODE_HOST, HealthCheck, qos
 from hodei.model.node import Grant, Node
+from hodei.model.usage import RunUsage
 from hodei.ports import Clock, Stream
 
 HEALTH_TIMEOUT_S = 10.0
@@ -130,6 +131,9 @@ class BaseBackend(ABC):
 
     async def usage(self) -> dict[NodeName, NodeUsage]:
         self.cannot("measure the usage of its nodes", "see their allocation with `hodei nodes`")
+
+    async def run_usage(self, runs: Collection[RunId]) -> dict[RunId, RunUsage]:
+        self.cannot("measure the usage of its runs", "see what they requested with `hodei job show`")
 
     async def suspend(self, runs: Sequence[RunId]) -> None:
         self.cannot("freeze a run in its place", "`hodei suspend` saves its work and stops it")

@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Location, Node, Socket, Taint, architecture
 from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.model.usage import RunUsage
 from hodei.ports import Stream
 
 # Of the whole machine, also for virtual nodes: the kernel scales OOM scores by the real memory.
@@ -92,6 +93,7 @@ class LocalBackend(BaseBackend):
         execute=True,
         node_execute=True,
         usage=True,
+        run_usage=True,
     )
 
     def __init__(
@@ -203,6 +205,9 @@ class LocalBackend(BaseBackend):
         if len(nodes) != 1:
             return {}
         return {nodes[0].name: NodeUsage({CPU: self._cpu_meter.milli(), MEMORY: machine.memory_used()})}
+
+    async def run_usage(self, runs: Collection[RunId]) -> dict[RunId, RunUsage]:
+        return await read_usage(await self._agent.responsive_link(wait_if_unresponsive=False), runs)
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         link = await self._agent.responsive_link()

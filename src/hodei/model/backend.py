@@ -15,9 +15,10 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     one. `gpus`: runs get the GPUs granted to them. `gpu_shares`: several runs can share a GPU. `limits`: cpu and memory
     limits are enforced. `two_streams`: stdout and stderr are separate, otherwise everything is in stdout. `checkpoint`,
     `health_checks`: as in the job file. `idle_timeouts`: idle runs are detected and stopped. `execute`: commands inside
-    a run. `node_execute`: commands on a node, for operators. `usage`: measured usage of its nodes. `suspend`: a run can
-    be paused in place. `reserve`: capacity can be reserved before a start. `delegates`: the backend queues and places
-    by itself, so a start only submits to its queue; `expects`: it estimates when its queued runs start.
+    a run. `node_execute`: commands on a node, for operators. `usage`: measured usage of its nodes. `run_usage`: measured
+    usage of its runs, while they run and with their end. `suspend`: a run can be paused in place. `reserve`: capacity
+    can be reserved before a start. `delegates`: the backend queues and places by itself, so a start only submits to its
+    queue; `expects`: it estimates when its queued runs start.
     """
 
     commands: bool = True
@@ -33,6 +34,7 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     execute: bool = False
     node_execute: bool = False
     usage: bool = False
+    run_usage: bool = False
     suspend: bool = False
     reserve: bool = False
     delegates: bool = False
