@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
         self._in_exchange = self._streaming = self._is_head_request = self._paused = False
         self._has_head = self._complete = self._keep_alive = False
         self._failure = ""
-        self.received = False
+        self.received = self._timed_out = False
         self.idle_since = 0.0
         self.used = False
 
@@ -180,6 +180,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     @property
+    def closed_silently(self) -> bool:
+        """The server closed it before it sent anything of the answer."""
+        return not self.received and not self._timed_out
+
+    @property
     def reusable(self) -> bool:
         return self._complete and self._keep_alive and self.usable
 
@@ -201,6 +206,7 @@ class Connection(asyncio.Protocol):
             timer.cancel()
 
     def _give_up(self, why: str) -> None:
+        self._timed_out = True
         self.abort(why)
         self._wake()
 
@@ -306,8 +312,7 @@ class Pool:
                     connection.send(data)
                     reply = await connection.reply(timeout_s)
                 except Unreached as failure:
-                    silent = "no complete answer" not in failure.why and not connection.received
-                    if reused and silent and (method in _REPEATABLE or not failure.sent):
+                    if reused and connection.closed_silently and (method in _REPEATABLE or not failure.sent):
                         continue
                     raise
                 finally:

@@ -65,7 +65,8 @@ def test_option_lines_count_up_to_the_first_command():
     )
     assert script.options == (Option("cpus-per-task", "2", 3), Option("nodes", "1", 5))
     assert script.interpreter == "/bin/bash -l"
-    assert script.problems == ("line 7: it comes after the first command, so SBATCH ignores it",)
+    assert script.problems == ()
+    assert [str(note) for note in script.ignored] == ["line 7: it comes after the first command, so SBATCH ignores it"]
     assert "echo hi" in script.body
 
 

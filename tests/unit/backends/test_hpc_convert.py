@@ -152,7 +152,8 @@ def test_dependencies_are_parsed(text, found):
 
 @pytest.mark.parametrize("text", ["afterok", "afterok:", "afterok:x", "after:3", "aftercorr:3", "singleton", "", "afterok:1,2?3"])  # fmt: skip
 def test_unsupported_dependencies_are_reported(text):
-    assert isinstance(parse_dependencies(text), str)
+    with pytest.raises(InvalidInput):
+        parse_dependencies(text)
 
 
 def test_dependencies_of_a_submission_are_resolved_to_jobs_of_hodei():

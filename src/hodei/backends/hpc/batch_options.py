@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -32,15 +32,26 @@ class Option(Struct, frozen=True):
     line: int = 0
 
 
+class Note(NamedTuple):
+    """A problem in one line of a script; in all of it, if `line` is 0."""
+
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}" if self.line else self.text
+
+
 class BatchScript(Struct, frozen=True):
     """`body` is the script without options and without the line `#!interpreter`. `problems`: what could not be parsed.
-    `hetjob_line`: where options of a second component of a heterogeneous job begin, 0 if there is none."""
+    `ignored`: options after the first command. `hetjob_line`: where options of a second component of a heterogeneous job begin, 0 if there is none."""
 
     system: System
     interpreter: str
     options: tuple[Option, ...]
     body: str
-    problems: tuple[str, ...] = ()
+    problems: tuple[Note, ...] = ()
+    ignored: tuple[Note, ...] = ()
     hetjob_line: int = 0
 
 
@@ -90,7 +101,8 @@ def parse_script(text: str, system: System | None = None) -> BatchScript:
     if lines and lines[0].startswith("#!"):
         interpreter = lines.pop(0)[2:].strip()
     options: list[Option] = []
-    problems: list[str] = []
+    problems: list[Note] = []
+    ignored: list[Note] = []
     body: list[str] = []
     in_head, hetjob_line = True, 0
     for number, line in enumerate(lines, 2 if interpreter else 1):
@@ -103,28 +115,29 @@ def parse_script(text: str, system: System | None = None) -> BatchScript:
         if line.strip() and not line.lstrip().startswith("#"):
             in_head = False
         elif not in_head and line.startswith(prefix):
-            problems.append(f"line {number}: it comes after the first command, so {prefix[1:]} ignores it")
+            ignored.append(Note(number, f"it comes after the first command, so {prefix[1:]} ignores it"))
         body.append(line)
-    return BatchScript(system, interpreter, tuple(options), "\n".join(body).strip("\n"), tuple(problems), hetjob_line)
+    text = "\n".join(body).strip("\n")
+    return BatchScript(system, interpreter, tuple(options), text, tuple(problems), tuple(ignored), hetjob_line)
 
 
-def parse_options(text: str, system: System) -> tuple[tuple[Option, ...], tuple[str, ...]]:
+def parse_options(text: str, system: System) -> tuple[tuple[Option, ...], tuple[Note, ...]]:
     """Option lines, with or without their `#SBATCH` or `#PBS`; and the problems found."""
     options: list[Option] = []
-    problems: list[str] = []
+    problems: list[Note] = []
     for number, line in enumerate(text.splitlines(), 1):
         _parse_line(re.sub(rf"^\s*{_PREFIXES[system]}(?=\s|$)", "", line), system, number, options, problems)
     return tuple(options), tuple(problems)
 
 
-def _parse_line(text: str, system: System, number: int, options: list[Option], problems: list[str]) -> None:
+def _parse_line(text: str, system: System, number: int, options: list[Option], problems: list[Note]) -> None:
     try:
         found, problem = parse_arguments(shlex.split(text, comments=True), system, number)
         options += found
     except ValueError as error:
         problem = str(error).lower()
     if problem:
-        problems.append(f"line {number}: {problem}")
+        problems.append(Note(number, problem))
 
 
 def parse_arguments(arguments: list[str], system: System, line: int = 0) -> tuple[list[Option], str]:

@@ -8,6 +8,7 @@ the tasks there, never two on one node. Each member runs the whole script, and `
 from __future__ import annotations
 
 import hashlib
+import math
 import posixpath
 import re
 from collections import Counter
@@ -18,6 +19,7 @@ from hodei.backends.hpc.batch_options import (
     SLURM_ALLOWED,
     SLURM_ANNOTATION,
     BatchScript,
+    Note,
     Option,
     parse_script,
     pbs_minutes,
@@ -64,8 +66,8 @@ class BadOption(InvalidInput):
 
 class SbatchCall(NamedTuple):
     """A call of `sbatch`: variables, host and user of the caller, options of the command line, which take precedence over the
-    script's, and arguments for the script. `jobs` resolves the job ids of dependencies. `files`: write the output to a file by
-    default. `token` is unique to the call."""
+    script's, and arguments for the script. `jobs` resolves the job ids of dependencies. `by_srun`: srun makes the call, so that
+    the output goes to no file by default. `token` is unique to the call."""
 
     env: Mapping[str, str]
     jobs: Callable[[str], list[int]]
@@ -73,7 +75,7 @@ class SbatchCall(NamedTuple):
     user: str = ""
     options: tuple[Option, ...] = ()
     arguments: tuple[str, ...] = ()
-    files: bool = True
+    by_srun: bool = False
     token: str = ""
 
 
@@ -88,20 +90,20 @@ _DEPENDENCY_TYPES = {"afterok": "succeeded", "afterany": "completed", "afternoto
 _JOB_ID = re.compile(r"\d+(_(\d+|\*|\[[\d,:-]+\]))?")
 
 
-def parse_dependencies(text: str) -> Dependencies | str:
-    """`afterok:12:13,afterany:14`, or with `?` for any one of them. Returns a problem as a text."""
+def parse_dependencies(text: str) -> Dependencies:
+    """`afterok:12:13,afterany:14`, or with `?` for any one of them. InvalidInput says what the text has or is."""
     if "," in text and "?" in text:
-        return "has both , and ?"
+        raise InvalidInput("has both , and ?")
     jobs: dict[str, list[str]] = {}
     for part in re.split(r"[,?]", text):
         kind, _, rest = part.partition(":")
         if _JOB_ID.fullmatch(kind) and not rest:  # a bare id is an old form of afterany
             kind, rest = "afterany", kind
         if kind not in _DEPENDENCY_TYPES:
-            return f"({kind[:40]}) is not supported; next: use {', '.join(_DEPENDENCY_TYPES)}"
+            raise InvalidInput(f"({kind[:40]}) is not supported", hint=f"use {', '.join(_DEPENDENCY_TYPES)}")
         ids = rest.split(":") if rest else []
         if not ids or not all(map(_JOB_ID.fullmatch, ids)):
-            return f"names no jobs after {kind}"
+            raise InvalidInput(f"names no jobs after {kind}")
         jobs.setdefault(_DEPENDENCY_TYPES[kind], []).extend(ids)
     return Dependencies(jobs, "?" in text)
 
@@ -135,22 +137,18 @@ def convert(
     options = {option.name: option for option in (*script.options, *(call.options if call else ()))}
     for option in options.values() if script.system == "slurm" else script.options:
         job.apply(option)
-    if call is not None and script.problems and "comes after" not in script.problems[0]:
-        raise BadOption(script.problems[0])
+    if call is not None and script.problems:
+        raise BadOption(str(script.problems[0]))
     document = job.document(name)
-    return document, sorted([*script.problems, *job.notes], key=_line_of)
-
-
-def _line_of(note: str) -> float:
-    """Notes on a line come first, in the order of the script."""
-    found = re.match(r"line (\d+):", note)
-    return int(found[1]) if found else float("inf")
+    # Notes on a line come first, in the order of the script.
+    notes = sorted((*script.problems, *script.ignored, *job.notes), key=lambda note: note.line or math.inf)
+    return document, [str(note) for note in notes]
 
 
 class _Conversion:
     def __init__(self, script: BatchScript, directory: str, call: SbatchCall | None) -> None:
         self._script, self._directory, self._call = script, directory, call
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self._out: Document = {}
         self._slurm_options: list[str] = []
         self._env: dict[str, str] = {}
@@ -173,19 +171,21 @@ class _Conversion:
             self.note(option, "has no equivalent and was left out")
 
     def note(self, option: Option, what: str) -> None:
-        self.notes.append(f"{self._shown(option)} {what}")
-
-    def reject(self, option: Option, what: str, *, malformed: bool = False) -> None:
-        """A note in a file that is reviewed before use; an error where the job would run at once."""
-        if self._call is not None:
-            raise (BadOption if malformed else InvalidInput)(f"{self._shown(option)} {what}")
-        problem, _, advice = what.partition("; ")
-        self.note(option, f"{problem} and was left out{'; ' if advice else ''}{advice}")
-
-    def _shown(self, option: Option) -> str:
         dash = "--" if self._script.system == "slurm" else ""
-        line = f"line {option.line}: " if option.line else ""
-        return f"{line}{dash}{option.name}{f' {option.value}' if option.value else ''}"
+        value = f" {option.value}" if option.value else ""
+        self.notes.append(Note(option.line, f"{dash}{option.name}{value} {what}"))
+
+    def reject(self, option: Option, problem: str, advice: str = "", *, malformed: bool = False) -> None:
+        """A note in a file that is reviewed before use; an error where the job would run at once."""
+        more = f"; next: {advice}" if advice else ""
+        if self._call is None:
+            self.note(option, f"{problem} and was left out{more}")
+        else:
+            self.note(option, f"{problem}{more}")
+            raise (BadOption if malformed else InvalidInput)(str(self.notes[-1]))
+
+    def _add_note(self, text: str) -> None:
+        self.notes.append(Note(0, text))
 
     def document(self, name: str) -> Document:
         out = self._out
@@ -196,14 +196,18 @@ class _Conversion:
         first: Document = {"name": job_name, "command": self._command(original_name or job_name, shape.members > 1)}
         if shape.members > 1:
             first["count"] = shape.members
-            self.notes.append(
-                f"it asks for {shape.members} nodes: on each a member runs the whole script, and srun starts the tasks of "
-                "that node; Slurm runs the script on the first node alone" if slurm else
-                f"it has {shape.members} tasks: each becomes a member that runs the whole script, with HODEI_RANK and "
-                "HODEI_WORLD_SIZE; remove mpirun from it, or set count to 1"
-            )  # fmt: skip
             if slurm:
+                if self._call is None or not self._call.by_srun:
+                    self._add_note(
+                        f"it asks for {shape.members} nodes: on each a member runs the whole script, and srun starts the"
+                        " tasks of that node; Slurm runs the script on the first node alone"
+                    )
                 self._spread_members()
+            else:
+                self._add_note(
+                    f"it has {shape.members} tasks: each becomes a member that runs the whole script, with HODEI_RANK and"
+                    " HODEI_WORLD_SIZE; remove mpirun from it, or set count to 1"
+                )
         gpus = self._gpus_of_member(shape)
         if gpus:
             out["gpu"] = gpus
@@ -275,7 +279,7 @@ class _Conversion:
             program = next((argument for argument in interpreter[1:] if not argument.startswith("-")), "")
         program = re.sub(r"[\d.]+$", "", posixpath.basename(program))
         if program not in (*_BY_C, *_BY_E):
-            self.notes.append(f"{program} may not take a script with -c: check `command`")
+            self._add_note(f"{program} may not take a script with -c: check `command`")
         arguments = self._call.arguments if self._call else ()
         command = [*interpreter, "-e" if program in _BY_E else "-c", self._script.body or ":"]
         if arguments:
@@ -283,7 +287,7 @@ class _Conversion:
             command += [] if program in ("python", "pypy") else ["--"] if program in _BY_E else [name]
         command += arguments
         array = "array" in self._out
-        default_file = ("slurm-%A_%a.out" if array else "slurm-%j.out") if self._call and self._call.files else ""
+        default_file = ("slurm-%A_%a.out" if array else "slurm-%j.out") if self._call and not self._call.by_srun else ""
         values = self._values if self._script.system == "slurm" else {}
         append = gang or values.get("open-mode", "").startswith("a")
         files = (values.get("output") or default_file, values.get("error", ""), values.get("input", ""))
@@ -313,12 +317,12 @@ class _Conversion:
                 continue
             instead = _PBS_VARIABLES.get(variable)
             advice = f"; use {instead} instead" if instead else ", which only that batch system sets"
-            self.notes.append(f"the script uses {variable}{advice}")
+            self._add_note(f"the script uses {variable}{advice}")
         found = _STARTER.search(self._script.body)
         if found and self._script.system == "pbs":
-            self.notes.append("the script starts its tasks with srun or mpirun, which works only in Slurm or PBS")
+            self._add_note("the script starts its tasks with srun or mpirun, which works only in Slurm or PBS")
         elif found and found[1] in ("srun", "aprun") and self._call is None:
-            self.notes.append(
+            self._add_note(
                 "the script starts its tasks with srun: outside of Slurm, put the srun of `hodei slurm-shims` on PATH"
             )
 
@@ -366,7 +370,7 @@ class _Conversion:
         if not amount and not _MEMORY.fullmatch(option.value.upper()):
             self.reject(option, "is not an amount of memory", malformed=True)
         elif not amount:
-            self.reject(option, "asks for all memory of a node, which is not supported; next: request an amount")
+            self.reject(option, "asks for all memory of a node, which is not supported", "request an amount")
         else:
             self._memory = ({"mem-per-cpu": "cpu", "mem-per-gpu": "gpu"}.get(option.name, "node"), amount)
 
@@ -412,10 +416,12 @@ class _Conversion:
             self.note(option, "exports variables of the shell: write those that are needed under `env`")
 
     def after(self, option: Option) -> None:
-        found = parse_dependencies(option.value)
-        if isinstance(found, str):
-            self.reject(option, found)
-        elif self._call is None:
+        try:
+            found = parse_dependencies(option.value)
+        except InvalidInput as error:
+            self.reject(option, error.message, error.hint)
+            return
+        if self._call is None:
             kinds = ", ".join(f"{kind}: [...]" for kind in found.jobs)
             self.note(option, f"was left out: write the Hodei jobs to wait for as `after: {{{kinds}}}`")
         else:
@@ -424,7 +430,7 @@ class _Conversion:
             self._out["after"] = {**after, "need": 1} if found.any else after
 
     def unsupported(self, option: Option) -> None:
-        self.reject(option, f"is not supported; next: {_INSTEAD[option.name]}")
+        self.reject(option, "is not supported", _INSTEAD[option.name])
 
     def requeue(self, option: Option) -> None:
         if option.name == "no-requeue":

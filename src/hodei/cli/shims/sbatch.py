@@ -78,9 +78,15 @@ def split(argv: list[str]) -> tuple[tuple[Option, ...], list[str], str | None]:
 
 
 def build_document(
-    client: Client, text: str, name: str, options: tuple[Option, ...], arguments: tuple[str, ...], *, files: bool = True
+    client: Client,
+    text: str,
+    name: str,
+    options: tuple[Option, ...],
+    arguments: tuple[str, ...],
+    *,
+    by_srun: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The job document of this call, and notes. `files`: by default the output goes to slurm-N.out."""
+    """The job document of this call, and notes. `by_srun`: see `SbatchCall`."""
     from hodei.backends.hpc.convert import SbatchCall
     from hodei.cli.convert import converted
 
@@ -92,7 +98,7 @@ def build_document(
         user=user,
         options=options,
         arguments=arguments,
-        files=files,
+        by_srun=by_srun,
         token=secrets.token_hex(6),
     )
     document, notes = converted(text, name, directory=os.getcwd(), call=call)

@@ -341,10 +341,10 @@ def _run_job(options: tuple[Option, ...], values: dict[str, str], label: bool, c
     stdin = "" if values.get("input", "all") != "all" else _standard_input()
     script = _JOB_SCRIPT.replace("@FILES@", opened or ":").replace("@START@", "shown" if label else "start")
     with Client() as client:
-        document, notes = build_document(client, f"#!/bin/sh\n{script}", name, kept, (stdin, *command), files=False)
+        document, notes = build_document(client, f"#!/bin/sh\n{script}", name, kept, (stdin, *command), by_srun=True)
         if "array" in document:
             raise CommandError("error: srun starts no arrays; next: sbatch --array", BAD_OPTION)
-        sys.stderr.writelines(f"srun: note: {note}\n" for note in notes if not note.startswith("it asks for "))
+        sys.stderr.writelines(f"srun: note: {note}\n" for note in notes)
         try:
             id = client.submit_all([document])[0]
         except HodeiError as error:

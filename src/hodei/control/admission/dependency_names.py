@@ -40,6 +40,14 @@ class ResolvedReferences(Struct, frozen=True):
     arrays: Mapping[JobId, ArrayElement] = {}
 
 
+class UnresolvedDependency(InvalidInput):
+    """`problem`: the message without the name of the document."""
+
+    def __init__(self, document: str, problem: str, hint: str, code: str = "") -> None:
+        super().__init__(f"{document}: after: {problem}", hint=hint, code=code)
+        self.problem = problem
+
+
 def has_dependencies(specs: Iterable[JobSpec]) -> bool:
     return any(spec.after.of for spec in specs)
 
@@ -94,11 +102,12 @@ def resolve_names(specs: Sequence[JobSpec], first: JobId, found: ResolvedReferen
                 of.setdefault((one.on, id, ""), Dependency(one.on, id, name, elements=f"[{index}]"))
         edges += len(of)
         if edges > MOST_EDGES:
-            raise InvalidInput(f"more than {MOST_EDGES} dependencies at once", hint="submit the jobs in parts")
+            text = f"more than {MOST_EDGES} dependencies at once"
+            raise UnresolvedDependency(_which(specs, place), text, "submit the jobs in parts")
         need = spec.after.need
         if need > len(of):
-            text = f"after: needs {need} of {len(of)}, because some are named twice"
-            raise InvalidInput(f"{_which(specs, place)}: {text}", hint="name each once, or lower need")
+            text = f"needs {need} of {len(of)}, because some are named twice"
+            raise UnresolvedDependency(_which(specs, place), text, "name each once, or lower need")
         out.append(structs.replace(spec, after=Dependencies(tuple(of.values()), need, spec.after.timeout_ms)))
     return out
 
@@ -134,8 +143,8 @@ def _jobs_by_name(
     project = specs[place].project
     here = own.get((project, name), ())
     if len(here) > 1:
-        text = f"after: {len(here)} documents are called {name!r}"
-        raise InvalidInput(f"{_which(specs, place)}: {text}", hint="give each of them a name of its own")
+        text = f"{len(here)} documents are called {name!r}"
+        raise UnresolvedDependency(_which(specs, place), text, "give each of them a name of its own")
     if here:
         begin, template = begins[here[0]], specs[here[0]].array
         array = structs.replace(template, first=begin) if template is not None else None
@@ -186,8 +195,8 @@ def _cycle(names: Sequence[str]) -> InvalidInput:
     )  # fmt: skip
 
 
-def _unknown(specs: Sequence[JobSpec], place: int, text: str, hint: str) -> InvalidInput:
-    return InvalidInput(f"{_which(specs, place)}: after: {text}", hint=hint, code="UNKNOWN_DEPENDENCY")
+def _unknown(specs: Sequence[JobSpec], place: int, text: str, hint: str) -> UnresolvedDependency:
+    return UnresolvedDependency(_which(specs, place), text, hint, code="UNKNOWN_DEPENDENCY")
 
 
 def _which(specs: Sequence[JobSpec], place: int) -> str:

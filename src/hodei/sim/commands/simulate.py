@@ -23,7 +23,7 @@ from hodei.sim.driver import OnProgress, Simulation
 from hodei.sim.metrics import Result
 from hodei.sim.policies import policy
 from hodei.sim.traces import Workload, open_workload
-from hodei.sim.traces.workload import BACKEND, WHOLE, Estimates, uniform_nodes
+from hodei.sim.traces.workload import BACKEND, PROCS_IGNORED, WHOLE, Estimates, uniform_nodes
 from hodei.wiring import instant_node, make_controller, node_offer
 
 EstimateSource = Literal["user", "actual", "learned"]
@@ -108,8 +108,7 @@ def _open_for_cluster(nodes: list[Node], request: SimulationRequest, estimates: 
     first = next(iter(workload.arrivals), None)
     if first is not None and all(GPU in task.request and CPU not in task.request for task in first.spec.tasks):
         workload = open_by(GPU)
-    notes = [note for note in workload.notes if not note.startswith("processors were given")]
-    return structs.replace(workload, notes=notes)
+    return structs.replace(workload, notes=[note for note in workload.notes if note != PROCS_IGNORED])
 
 
 def _with_default_profile(workload: Workload) -> Workload:

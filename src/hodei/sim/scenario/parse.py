@@ -14,6 +14,7 @@ from msgspec import structs
 
 from hodei.control.admission.dependency_names import (
     ResolvedReferences,
+    UnresolvedDependency,
     has_dependencies,
     reject_cycles,
     resolve_names,
@@ -97,8 +98,8 @@ def resolve_dependencies(jobs: Sequence[ScenarioJob], report: Callable[[str, str
         try:
             # One by one, so that a name becomes the id in the file and not the next free one.
             (spec,) = resolve_names([structs.replace(spec, name=f"{spec.name}.")], job.id, found)
-        except InvalidInput as error:
-            report(f"jobs[{place}].after", error.message.partition("after: ")[2] or error.message)
+        except UnresolvedDependency as error:
+            report(f"jobs[{place}].after", error.problem)
             continue
         late = [one.name for one in spec.after.of if one.job and by_id[one.job].at_ms > job.at_ms]
         if late:

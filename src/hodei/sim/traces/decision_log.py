@@ -15,7 +15,7 @@ from hodei.model.job import JOB_ENDED, JobSpec
 from hodei.model.node import Node
 from hodei.runtime.decision_log import CONTINUED, FORMAT
 from hodei.sim.replay import open_segment, restore_controller
-from hodei.sim.traces.workload import Arrival, ReadSettings, TraceFile, Workload, sort_arrivals
+from hodei.sim.traces.workload import PROCS_IGNORED, Arrival, ReadSettings, TraceFile, Workload, sort_arrivals
 
 FORMATS = (FORMAT, CONTINUED)
 _UNKNOWN_RUN_MS = 60_000
@@ -107,7 +107,7 @@ def read(file: TraceFile, settings: ReadSettings) -> Workload:
         history.counts["jobs have no estimate"] = len(arrivals) - estimated
     notes = [f"{count:,} {what}" for what, count in sorted(history.counts.items())]
     if settings.procs or settings.per_node:
-        notes.append("processors were given, but the log has its own nodes: ignored")
+        notes.append(PROCS_IGNORED)
     nodes = sorted(history.nodes.values(), key=lambda node: node.name)
     return Workload(file.name, sort_arrivals(arrivals), nodes, notes)
 

@@ -20,6 +20,7 @@ from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY, Resources
 from hodei.sim.traces.workload import (
     BACKEND,
+    PROCS_IGNORED,
     WHOLE,
     Arrival,
     JobSizes,
@@ -83,7 +84,7 @@ def _openb(nodes: TraceFile | None, pods: TraceFile, settings: ReadSettings) -> 
     if not found:
         notes.append("there is no node list next to the pod list: give a cluster")
     if settings.procs or settings.per_node:
-        notes.append("processors were given, but this trace has its own nodes: ignored")
+        notes.append(PROCS_IGNORED)
     return Workload(pods.name, sort_arrivals(_pods(pods, notes)), found, notes)
 
 

@@ -24,6 +24,8 @@ Estimates = Literal["user", "actual"]
 BACKEND = "sim"
 # One processor or GPU.
 WHOLE = 1000
+# Left out of the notes where the processors come from the cluster of a simulation.
+PROCS_IGNORED = "processors were given, but the trace has its own nodes: ignored"
 # Enough for the distinct jobs of a real trace; bounds the memory for generated millions.
 _MAX_SPECS = 65_536
 _GZIP_MAGIC = b"\x1f\x8b"
