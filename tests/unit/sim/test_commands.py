@@ -1,6 +1,6 @@
-"""`hodei sim`: its options, what it prints and writes, and what it leaves behind when something goes wrong.
+"""`hodei sim`: its options, output and files, and the files after an error.
 
-The runs are small ones of the real scheduler; that they decide well is for tests/sim to say.
+The runs are small ones of the real scheduler; tests/sim proves that it decides well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """Three jobs on ten processors: the second waits for the first, the third fills the gap."""
+    """Three jobs on ten processors: the second waits for the first, the third is backfilled."""
     path = tmp_path / "jobs.csv"
     path.write_text("id,submit_s,run_s,requested_s,procs\n7,0,100,200,6\n8,10,50,60,10\n9,20,30,40,4\n")
     return str(path)
@@ -70,8 +70,8 @@ def test_replay_prints_one_object_with_the_numbers(trace: str, capsys):
     out = capsys.readouterr()
     numbers = json.loads(out.out)
     assert out.err == ""
-    wanted = "bounded_slowdown mean_wait_s max_wait_s utilisation jobs seconds start_reservations_broken policy workload unplaced starts"
-    assert set(wanted.split()) <= set(numbers)
+    expected = "bounded_slowdown mean_wait_s max_wait_s utilisation jobs seconds start_reservations_broken policy workload unplaced starts"
+    assert set(expected.split()) <= set(numbers)
     assert numbers["starts"] == {"head": 2, "backfill": 1, "spill": 0}
     assert (numbers["jobs"], numbers["mean_wait_s"], numbers["max_wait_s"]) == (3, 30.0, 90.0)
     assert (numbers["policy"], numbers["start_reservations_broken"], numbers["unplaced"]) == ("easy", 0, 0)
@@ -104,9 +104,9 @@ def test_a_job_that_never_started_has_no_wait(trace: str, tmp_path: Path):
 
 def test_actual_estimates_are_the_real_run_times(trace: str):
     numbers = {}
-    for word in ("user", "actual"):
-        prepared = prepare(SimulationRequest(trace, "easy", procs=10, estimates=word))
-        numbers[word] = [arrival.spec.estimate_ms for arrival in prepared.workload.arrivals]
+    for source in ("user", "actual"):
+        prepared = prepare(SimulationRequest(trace, "easy", procs=10, estimates=source))
+        numbers[source] = [arrival.spec.estimate_ms for arrival in prepared.workload.arrivals]
     assert numbers == {"user": [200_000, 60_000, 40_000], "actual": [100_000, 50_000, 30_000]}
 
 
@@ -124,9 +124,9 @@ def test_until_is_counted_from_the_first_arrival(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_runs_what_it_is_made_for(name: str):
-    made_for_gpus = "gpu_" in str(POLICIES[name]) or "fgd" in str(POLICIES[name])
-    order = SimulationRequest("generate:gpu?jobs=15&nodes=4" if made_for_gpus else "generate:lublin?jobs=15", name)
+def test_every_policy_runs_a_suitable_workload(name: str):
+    needs_gpus = "gpu_" in str(POLICIES[name]) or "fgd" in str(POLICIES[name])
+    order = SimulationRequest("generate:gpu?jobs=15&nodes=4" if needs_gpus else "generate:lublin?jobs=15", name)
     result = simulate(prepare(order))
     assert all(outcome.ended_ms >= 0 for outcome in result.outcomes)
 
@@ -136,22 +136,25 @@ MISTAKES = {
     "no such policy": ([SMALL, "--policy", "esay"], "did you mean 'easy'"),
     "no machine": (["jobs.csv", "--policy", "easy"], "give --procs or --cluster"),
     "no such cluster": ([SMALL, "--policy", "easy", "--cluster", "none.yaml"], "cannot read the cluster none.yaml"),
-    "a file where a folder should be": ([SMALL, "--policy", "easy", "--out", "jobs.csv"], "it is not a directory"),
-    "a folder that cannot be made": ([SMALL, "--policy", "easy", "--out", "jobs.csv/deep"], "cannot write to"),
-    "a folder where a file should be": ([SMALL, "--policy", "easy", "--waits", "."], "it is a directory"),
-    "a file in no folder": ([SMALL, "--policy", "easy", "--waits", "none/w.csv"], "cannot write to none/w.csv"),
+    "a file instead of a directory": ([SMALL, "--policy", "easy", "--out", "jobs.csv"], "it is not a directory"),
+    "a directory that cannot be created": ([SMALL, "--policy", "easy", "--out", "jobs.csv/deep"], "cannot write to"),
+    "a directory instead of a file": ([SMALL, "--policy", "easy", "--waits", "."], "it is a directory"),
+    "a file in a missing directory": (
+        [SMALL, "--policy", "easy", "--waits", "none/w.csv"],
+        "cannot write to none/w.csv",
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_an_error_has_a_hint_and_leaves_no_files(mistake: str, trace: str, tmp_path: Path, capsys):
-    args, words = MISTAKES[mistake]
+    args, message = MISTAKES[mistake]
     assert main(["replay", *args]) == 2
     out = capsys.readouterr()
     assert out.out == ""
     assert out.err.startswith("error: ")
     assert "next: " in out.err
-    assert words in out.err
+    assert message in out.err
     assert os.listdir(tmp_path) == ["jobs.csv"]
 
 
@@ -166,9 +169,9 @@ def test_an_error_has_a_hint_and_leaves_no_files(mistake: str, trace: str, tmp_p
         ["compare", SMALL, "--policies", ","],
         ["compare", SMALL, "--policies", "easy,easy"],
     ],
-    ids=["no policy", "no processors", "two machines", "no time", "no such estimates", "no policies", "twice"],
+    ids=["no policy", "no processors", "two clusters", "an invalid time", "unknown estimates", "no policies", "a policy twice"],
 )  # fmt: skip
-def test_a_wrong_command_line_ends_with_2(args: list[str], capsys):
+def test_an_invalid_command_line_exits_with_2(args: list[str], capsys):
     assert main(args) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
@@ -187,12 +190,12 @@ def test_a_report_directory_appears_when_it_is_complete(trace: str, tmp_path: Pa
 
 def test_a_report_into_an_existing_directory_replaces_files_of_the_same_name(tmp_path: Path):
     (tmp_path / "out").mkdir()
-    for name in ("index.html", "mine.txt"):
+    for name in ("index.html", "other.txt"):
         (tmp_path / "out" / name).write_text("old")
     with staged_directory(Path("out")) as folder:
         assert folder is not None
         (folder / "index.html").write_text("new")
-    assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == {"index.html": "new", "mine.txt": "old"}
+    assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == {"index.html": "new", "other.txt": "old"}
 
 
 def test_a_failure_while_writing_leaves_neither_report_nor_waits(trace: str, tmp_path: Path, monkeypatch, capsys):
@@ -208,8 +211,8 @@ def test_a_failure_while_writing_leaves_neither_report_nor_waits(trace: str, tmp
 
 
 def test_ctrl_c_reports_the_progress_and_leaves_no_files(trace: str, tmp_path: Path, monkeypatch, capsys):
-    def interrupted(prepared, tell) -> Result:
-        tell(3 * 86_400_000 + 7_200_000, 1234, 5678)
+    def interrupted(prepared, update) -> Result:
+        update(3 * 86_400_000 + 7_200_000, 1234, 5678)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(replay, "simulate", interrupted)
@@ -235,13 +238,13 @@ def test_compare_prints_a_table_and_writes_waits_and_a_report(trace: str, tmp_pa
 
 
 @pytest.mark.real
-def test_runs_side_by_side_are_those_of_one_process():
+def test_parallel_runs_have_the_results_of_sequential_ones():
     names = ["easy", "conservative", "fcfs"]
     orders = [SimulationRequest(SMALL, name) for name in names]
     for order, result in zip(orders, run_all(orders, silent(names), workers=2), strict=True):
         assert isinstance(result, Result)
-        alone = simulate(prepare(order))
-        assert (result.policy, result.outcomes, result.samples) == (alone.policy, alone.outcomes, alone.samples)
+        single = simulate(prepare(order))
+        assert (result.policy, result.outcomes, result.samples) == (single.policy, single.outcomes, single.samples)
 
 
 @pytest.mark.real
@@ -256,43 +259,44 @@ def test_a_policy_that_fails_does_not_lose_the_others():
 
 def test_a_failed_policy_is_named_and_makes_exit_1(trace: str, monkeypatch, capsys):
     done = simulate(prepare(SimulationRequest(trace, "easy", procs=10)))
-    monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [done, Failure("out of luck")])
+    monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [done, Failure("out of memory")])
     assert main(["compare", trace, "--policies", "easy,sjf", "--procs", "10", "-o", "json"]) == 1
     out = capsys.readouterr()
     report = json.loads(out.out)
     assert [numbers["policy"] for numbers in report["results"]] == ["easy"]
-    assert report["failed"] == {"sjf": "out of luck"}
-    assert "error: sjf failed: out of luck" in out.err
+    assert report["failed"] == {"sjf": "out of memory"}
+    assert "error: sjf failed: out of memory" in out.err
 
 
 def test_if_all_policies_fail_nothing_is_written(trace: str, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [Failure("out of luck")])
+    monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [Failure("out of memory")])
     assert main(["compare", trace, "--policies", "easy", "--procs", "10", "--out", "r", "--waits", "w.csv"]) == 1
-    assert "every policy failed; easy: out of luck" in capsys.readouterr().err
+    assert "every policy failed; easy: out of memory" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["jobs.csv"]
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "words", [["replay", "--policy", "easy"], ["compare", "--policies", "easy,fcfs"]], ids=["replay", "compare"]
+    "command", [["replay", "--policy", "easy"], ["compare", "--policies", "easy,fcfs"]], ids=["replay", "compare"]
 )
-def test_a_real_ctrl_c_ends_everything_with_130(words: list[str], tmp_path: Path):
+def test_a_real_ctrl_c_ends_everything_with_130(command: list[str], tmp_path: Path):
     """Interrupted when the report directory appears; the trace would take minutes."""
-    command = [sys.executable, "-m", "hodei.sim", words[0], "generate:lublin?jobs=1000000", *words[1:], "--out", "r"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    name, *options = command
+    argv = [sys.executable, "-m", "hodei.sim", name, "generate:lublin?jobs=1000000", *options, "--out", "r"]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         while not any(name.endswith(".tmp") for name in os.listdir(tmp_path)):
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
     assert process.returncode == 130
-    assert "interrupted: " in said
-    assert "nothing was written" in said
-    assert "Traceback" not in said
+    assert "interrupted: " in stderr
+    assert "nothing was written" in stderr
+    assert "Traceback" not in stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -317,7 +321,9 @@ def test_on_a_terminal_there_is_a_line_for_each_run(monkeypatch):
     assert screen.getvalue().endswith("\r\x1b[1A\x1b[J")
 
 
-@pytest.mark.parametrize(("screen", "shown"), [(io.StringIO, True), (Screen, False)], ids=["no terminal", "not wanted"])
+@pytest.mark.parametrize(
+    ("screen", "shown"), [(io.StringIO, True), (Screen, False)], ids=["no terminal", "switched off"]
+)
 def test_without_a_terminal_nothing_is_drawn(screen, shown: bool):
     stream = screen()
     progress = Progress(["easy"], stream, shown=shown)
@@ -365,9 +371,9 @@ taints = ["gpu=yes:NoSchedule"]
 @pytest.mark.parametrize(
     ("file", "text"),
     [("c.yaml", YAML), ("c.yaml", "nodes:" + YAML), ("c.toml", TOML)],
-    ids=["a YAML list", "YAML under nodes", "a server's TOML"],
+    ids=["a YAML list", "YAML under nodes", "TOML of a server"],
 )
-def test_groups_of_nodes_mean_what_they_do_in_a_servers_configuration(file: str, text: str):
+def test_groups_of_nodes_have_the_form_of_a_server_configuration(file: str, text: str):
     Path(file).write_text(text)
     first, second, gpu = read_cluster(file)
     assert (first.name, second.name, gpu.name) == ("big-0", "big-1", "gpu")
@@ -378,7 +384,7 @@ def test_groups_of_nodes_mean_what_they_do_in_a_servers_configuration(file: str,
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "lists no nodes"),
         ("- {name: a, cpus: 4}", "did you mean 'cpu'"),
@@ -388,13 +394,13 @@ def test_groups_of_nodes_mean_what_they_do_in_a_servers_configuration(file: str,
         ("machines: []", "unknown key 'machines'"),
         ("{", "c.yaml"),
     ],
-    ids=["nothing", "a slip", "a count of none", "a name twice", "no number", "another key", "no YAML"],
+    ids=["empty", "a misspelt key", "a count of 0", "a name twice", "not a number", "an unknown key", "not YAML"],
 )
-def test_a_wrong_cluster_says_what_is_wrong(text: str, words: str):
+def test_an_invalid_cluster_is_refused_with_a_reason(text: str, message: str):
     Path("c.yaml").write_text(text)
     with pytest.raises(InvalidInput) as error:
         read_cluster("c.yaml")
-    assert words in error.value.message
+    assert message in error.value.message
     assert error.value.hint
 
 
@@ -416,11 +422,11 @@ def test_gpu_traces_count_the_gpus_of_a_cluster(tmp_path: Path):
     assert len(prepared.nodes) == 3
 
 
-@pytest.mark.parametrize(("words", "names"), [("policies", list(POLICIES)), ("traces", [row[0] for row in TRACES])])
-def test_lists_have_a_line_per_item(words: str, names: list[str], capsys):
-    assert main([words]) == 0
+@pytest.mark.parametrize(("command", "names"), [("policies", list(POLICIES)), ("traces", [row[0] for row in TRACES])])
+def test_lists_have_a_line_per_item(command: str, names: list[str], capsys):
+    assert main([command]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["NAME", *names]
-    assert main([words, "-o", "json"]) == 0
+    assert main([command, "-o", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in report] == names
     assert all(each["about"] for each in report)
@@ -437,7 +443,7 @@ def test_every_policy_can_be_built_and_is_in_the_reference(name: str):
     assert f"\n| `{name}` |" in (DOCS / "reference/policies.md").read_text()
 
 
-def test_no_child_process_receives_ctrl_c_not_even_the_first():
+def test_child_processes_do_not_receive_ctrl_c():
     """In a fresh interpreter: the first process that multiprocessing starts also starts a helper process."""
     script = """
 import re, signal
@@ -446,7 +452,7 @@ from hodei.sim.commands.simulate import SimulationRequest
 from hodei.sim.commands.compare import _start
 if __name__ == "__main__":
     for _ in range(2):
-        ours, process = _start(SimulationRequest("generate:lublin?jobs=1000000", "fcfs"))
+        _, process = _start(SimulationRequest("generate:lublin?jobs=1000000", "fcfs"))
         blocked = int(re.search(r"SigBlk:\\s*(\\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
         print(bool(blocked >> (signal.SIGINT - 1) & 1))
         process.kill()

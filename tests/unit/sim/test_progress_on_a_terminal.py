@@ -1,6 +1,6 @@
-"""How far a simulated run is, on a real terminal: a pseudo-terminal of the kernel's, read back through a small screen.
+"""The progress of a simulated run on a pseudo-terminal, read back through a small screen.
 
-The screen knows only what the progress lines use: it does not prove that other control sequences would be right.
+The screen knows only the control sequences of the progress lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"\x1b\[(\d*)([A-Z])|(.)", re.DOTALL)
 
 
 class Screen:
-    """Rows of characters, and how often a line was too long for the row that it began in."""
+    """Rows of characters, and the number of wrapped lines."""
 
     def __init__(self, width: int) -> None:
         self.width, self.rows, self.row, self.column, self.wrapped = width, [""], 0, 0, 0
@@ -37,7 +37,7 @@ class Screen:
         for number, command, letter in _TOKEN.findall(text):
             if command == "A":
                 self.row -= int(number or 1)
-                assert self.row >= 0, "above the place where it began"
+                assert self.row >= 0, "the cursor moved above the first row"
             elif command == "K":
                 self.rows[self.row] = self.rows[self.row][: self.column]
             elif command == "J":
@@ -68,21 +68,21 @@ class Screen:
 
 @contextmanager
 def a_terminal(width: int) -> Iterator[tuple[int, int]]:
-    """Our side and the program's."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    """The controlling side and the side of the program."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     try:
-        yield ours, theirs
+        yield controller, terminal
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal)
 
 
-def output_of(ours: int) -> str:
+def output_of(controller: int) -> str:
     """All that has been written so far."""
     out = b""
-    while select.select([ours], [], [], 0)[0]:
-        out += os.read(ours, 65_536)
+    while select.select([controller], [], [], 0)[0]:
+        out += os.read(controller, 65_536)
     return out.decode()
 
 
@@ -94,22 +94,22 @@ def a_capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def advanced(names: list[str], stream: TextIO) -> Progress:
     """Each run has done 12,345 of 28,481 jobs in ten seconds."""
     progress = Progress(names, stream, shown=True)
-    for place in range(len(names)):
-        progress.begin(place)
-        progress._runs[place].began_s = time.monotonic() - 10
-    for place in range(len(names)):
+    for index in range(len(names)):
+        progress.begin(index)
+        progress._runs[index].began_s = time.monotonic() - 10
+    for index in range(len(names)):
         progress._drawn_s = 0.0
-        progress.update(place, 123 * DAY, 12_345, 28_481)
+        progress.update(index, 123 * DAY, 12_345, 28_481)
     return progress
 
 
 @pytest.mark.parametrize("names", [["easy"], ["fcfs", "easy", "conservative"]], ids=["one run", "three runs"])
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
-def test_simulated_time_jobs_per_second_and_time_left_fit_into_any_width(width: int, names: list[str]):
-    with a_terminal(width) as (ours, theirs), os.fdopen(os.dup(theirs), "w") as stream:
+def test_progress_lines_fit_into_any_width(width: int, names: list[str]):
+    with a_terminal(width) as (controller, terminal), os.fdopen(os.dup(terminal), "w") as stream:
         progress = advanced(names, stream)
         screen = Screen(width)
-        screen.show(output_of(ours))
+        screen.show(output_of(controller))
         assert screen.wrapped == 0
         assert len(screen.rows) == len(names)
         for row in screen.rows:
@@ -118,16 +118,16 @@ def test_simulated_time_jobs_per_second_and_time_left_fit_into_any_width(width: 
             assert re.search(r"1,2\d\d( jobs)?/s", row)
             assert row.endswith("13 s left")
         progress.clear()
-        screen.show(output_of(ours))
+        screen.show(output_of(controller))
         assert screen.rows == [""]
 
 
 @pytest.mark.parametrize("width", [10, 1])
-def test_a_terminal_too_narrow_for_words_is_not_garbled_either(width: int):
-    with a_terminal(width) as (ours, theirs), os.fdopen(os.dup(theirs), "w") as stream:
+def test_progress_lines_do_not_wrap_on_a_very_narrow_terminal(width: int):
+    with a_terminal(width) as (controller, terminal), os.fdopen(os.dup(terminal), "w") as stream:
         advanced(["easy", "conservative"], stream)
         screen = Screen(width)
-        screen.show(output_of(ours))
+        screen.show(output_of(controller))
         assert screen.wrapped == 0
         assert len(screen.rows) == 2
 
@@ -137,17 +137,17 @@ def test_a_terminal_too_narrow_for_words_is_not_garbled_either(width: int):
 def test_a_replay_shows_its_progress_and_clears_it_at_the_end(width: int):
     command = [sys.executable, "-m", "hodei.sim", "replay", "generate:lublin?jobs=4000", "--policy", "easy"]
     with (
-        a_terminal(width) as (ours, theirs),
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL) as program,
+        a_terminal(width) as (controller, terminal),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, stdin=subprocess.DEVNULL) as program,
     ):
         screen, seen, wrapped = Screen(width), set(), 0
         while program.poll() is None:
-            if select.select([ours], [], [], 0.05)[0]:
-                screen.show(os.read(ours, 65_536).decode())
+            if select.select([controller], [], [], 0.05)[0]:
+                screen.show(os.read(controller, 65_536).decode())
                 shown = [row for row in screen.rows if "left" in row]
                 seen.update(shown)
                 wrapped = screen.wrapped if shown else wrapped  # the notes afterwards may be longer than a row
-        screen.show(output_of(ours))
+        screen.show(output_of(controller))
         assert program.stdout is not None
         out = program.stdout.read().decode()
     assert program.returncode == 0
@@ -159,7 +159,7 @@ def test_a_replay_shows_its_progress_and_clears_it_at_the_end(width: int):
 
 
 @pytest.mark.slow
-def test_a_replay_whose_errors_go_elsewhere_shows_no_progress():
+def test_a_replay_with_redirected_stderr_shows_no_progress():
     command = [sys.executable, "-m", "hodei.sim", "replay", "generate:lublin?jobs=4000", "--policy", "easy"]
     done = subprocess.run(command, capture_output=True, check=True)
     assert b"\x1b" not in done.stderr

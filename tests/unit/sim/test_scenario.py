@@ -1,4 +1,4 @@
-"""Scenarios: a file says what is there, what happens and what is expected; the real controller lives through it."""
+"""Scenarios: a file with a cluster, jobs, facts and expectations, run by the real controller."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TWO_NODES = "cluster: [{name: n, count: 2, cpu: 4, memory: 8Gi}]\n"
 ONE_NODE = "cluster: [{name: n, cpu: 4, memory: 8Gi}]\n"
 
 
-def played(text: str) -> Outcome:
+def run(text: str) -> Outcome:
     return check_scenario(parse_scenario(f"scenario: a test\n{dedent(text)}".encode(), "a.scenario.yaml"))
 
 
 def findings(text: str) -> list[Finding]:
-    return played(text).findings
+    return run(text).findings
 
 
 def holds(text: str) -> None:
-    outcome = played(text)
+    outcome = run(text)
     assert outcome.findings
     assert outcome.held, format_report(outcome)
 
@@ -46,13 +46,13 @@ def test_every_example_holds(path: Path):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_a_scenario_comes_out_the_same_every_time(path: Path):
+def test_a_scenario_is_deterministic(path: Path):
     scenario = read_scenario(path)
     assert to_json(check_scenario(scenario)) == to_json(check_scenario(scenario))
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_policy_can_be_put_to_the_test(name: str):
+def test_every_policy_can_be_used_in_a_scenario(name: str):
     holds(f"policy: {name}\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\nexpect: [{{job: a, starts: 0s, on: n}}]\n")
 
 
@@ -71,35 +71,35 @@ HELD = {
     "a start before": "{job: second, starts: {before: 11m}}",
     "a start after": "{job: second, starts: {after: 9m59s, before: 10m1s}}",
     "a start at about a time": "{job: second, starts: {about: 10m900ms}}",
-    "a place": "{job: second, on: n}",
+    "a node": "{job: second, on: n}",
     "a state at a time": "{at: 5m, job: second, state: pending, reason: INSUFFICIENT_CPU}",
-    "a place at a time": "{at: 12m, job: second, on: n}",
+    "a node at a time": "{at: 12m, job: second, on: n}",
     "absent before it is submitted": "{at: 59s, job: second, state: absent}",
     "an end": "{job: first, ends: succeeded, within: 10m}",
     "no end": "{job: stays, ends: never}",
-    "nobody preempted": "{never: preemption}",
+    "no preemption": "{never: preemption}",
 }
 NOT_HELD = {
     "another start": ("{job: second, starts: 9m}", "it started at 10m on n", "Insufficient cpu"),
     "a later start": ("{job: second, starts: {before: 10m}}", "it started at 10m on n", ""),
     "an earlier start": ("{job: second, starts: {after: 10m}}", "it started at 10m on n", ""),
-    "far from about": ("{job: second, starts: {about: 10m2s}}", "it started at 10m on n", ""),
-    "a start that was not to be": ("{job: second, starts: never}", "it started at 10m on n", ""),
+    "too far from a time": ("{job: second, starts: {about: 10m2s}}", "it started at 10m on n", ""),
+    "an unexpected start": ("{job: second, starts: never}", "it started at 10m on n", ""),
     "another state": ("{at: 5m, job: second, state: running}", "it was pending (INSUFFICIENT_CPU)", "Insufficient cpu"),
     "another reason": ("{at: 5m, job: second, reason: NO_NODES}", "it was pending (INSUFFICIENT_CPU)", ""),
-    "a place to be avoided": ("{job: second, not_on: n}", "it was on n", "running on n"),
-    "a place while it waits": ("{at: 5m, job: second, on: n}", "it was pending, on no node", ""),
+    "a node to be avoided": ("{job: second, not_on: n}", "it was on n", "running on n"),
+    "a node while it waits": ("{at: 5m, job: second, on: n}", "it was pending, on no node", ""),
     "another end": ("{job: first, ends: failed}", "it succeeded at 10m", ""),
     "an end too late": ("{job: second, ends: succeeded, within: 10m}", "it succeeded at 15m", ""),
-    "an end that does not come": ("{job: stays, ends: succeeded}", "it has not ended: running", ""),
+    "an end that does not happen": ("{job: stays, ends: succeeded}", "it has not ended: running", ""),
     "a second start": ("{job: first, attempt: 2, starts: 1m}", "it started 1 times in all", ""),
     "a preemption": ("{preempted: first, by: second}", "it was not preempted", ""),
-    "a broken promise": ("{start_reservations_broken: 1}", "0 were", ""),
+    "a broken start reservation": ("{start_reservations_broken: 1}", "0 were", ""),
 }
 
 
 @pytest.mark.parametrize("expected", HELD.values(), ids=HELD)
-def test_what_is_expected_and_happens_holds(expected: str):
+def test_a_met_expectation_holds(expected: str):
     holds(f"{QUEUE}  - {expected}\n")
 
 
@@ -112,20 +112,20 @@ def test_a_failed_expectation_reports_what_happened_and_why(expected: str, inste
     assert finding.line == 8
 
 
-@pytest.mark.parametrize("expected", [one for one, _, _ in NOT_HELD.values()], ids=NOT_HELD)
+@pytest.mark.parametrize("expected", [expected for expected, _, _ in NOT_HELD.values()], ids=NOT_HELD)
 def test_expectations_that_were_updated_hold(expected: str):
-    outcome = played(f"{QUEUE}  - {expected}\n  - {{never: over-commit}}\n")
-    again = check_scenario(parse_scenario(update_expectations(outcome).encode(), "a.scenario.yaml"))
-    assert again.held, format_report(again)
+    outcome = run(f"{QUEUE}  - {expected}\n  - {{never: over-commit}}\n")
+    updated = check_scenario(parse_scenario(update_expectations(outcome).encode(), "a.scenario.yaml"))
+    assert updated.held, format_report(updated)
 
 
-def test_over_commitment_is_looked_for_even_if_nobody_asks():
+def test_overcommitment_is_always_checked():
     (finding,) = findings(ONE_NODE + "jobs: [{name: a, cpu: 3, running: n}, {name: b, cpu: 3, running: n}]\n")
     assert finding.expected == "never over-commit"
     assert finding.happened == "at 0s n holds 6 cpu and has 4"
 
 
-STORIES = {
+SCENARIOS = {
     "a job can be cancelled": """
         jobs: [{name: a, run: 1h, stopping: 10s}]
         facts: [{at: 1m, cancel: a}]
@@ -142,7 +142,7 @@ STORIES = {
         jobs: [{name: a, run: 1m}]
         facts: [{at: 10m, requeue: a}]
         expect: [{job: a, attempt: 2, starts: 10m}, {job: a, ends: succeeded, within: 11m}]""",
-    "a failed run is tried again as often as it says": """
+    "a failed run is retried as often as given": """
         jobs: [{name: a, run: 1m, exit: [1, 0], retries: 1}, {name: b, run: 1m, exit: 7}]
         expect: [{job: a, ends: succeeded}, {job: b, ends: failed, reason: EXIT_CODE}]""",
     "a member can be made to fail": """
@@ -156,24 +156,24 @@ STORIES = {
         jobs: [{name: a, at: 1m, run: 1m}]
         facts: [{at: 0s, cordon: n}, {at: 5m, uncordon: n}]
         expect: [{job: a, starts: 5m}]""",
-    "a taint that is not tolerated sends work away": """
+    "a taint that is not tolerated evicts runs": """
         jobs: [{name: a, run: 10m}]
         facts: [{at: 1m, taint: n, as: "down=yes:NoExecute"}, {at: 5m, untaint: n, as: "down=yes:NoExecute"}]
         expect: [{at: 2m, job: a, state: pending}, {job: a, attempt: 2, starts: 5m}]""",
-    "a lost node's work starts again when it is back": """
+    "runs of a lost node start again when it is back": """
         jobs: [{name: a, run: 10m}]
         facts: [{at: 1m, lose: n}, {at: 5m, join: n}]
         expect: [{at: 2m, job: a, state: pending}, {job: a, attempt: 2, starts: 5m, on: n}]""",
-    "what runs already is not started again": """
+    "a running job is not started again": """
         jobs: [{name: old, cpu: 4, running: n, at: -5m, run: 10m}, {name: a, cpu: 4, run: 1m}]
         expect: [{job: a, starts: 5m}, {job: old, ends: succeeded}]""",
-    "who has waited since before is ahead": """
+    "an earlier submission comes first": """
         jobs: [{name: late, cpu: 4, run: 1m}, {name: early, cpu: 4, at: -1h, run: 1m}]
         expect: [{job: early, starts: 0s}, {job: late, starts: 1m}]""",
     "a job larger than the cluster is refused": """
         jobs: [{name: a, cpu: 5}]
         expect: [{job: a, ends: refused, reason: LARGER_THAN_CLUSTER}, {at: 0s, job: a, state: refused}]""",
-    "without a run time its estimate is taken": """
+    "without a run time the estimate is used": """
         jobs: [{name: a, estimate: 7m}]
         expect: [{job: a, ends: succeeded, within: 7m}]""",
     "a job may be written in the full form": """
@@ -185,22 +185,22 @@ STORIES = {
             metadata: {name: a}
             spec: {tasks: [{name: x, count: 2}, {name: y}]}
         expect: [{job: a, starts: 1m}]""",
-    "gpus that are in use from the beginning stay in use": """
+    "gpus in use at the start stay in use": """
         jobs: [{name: old, gpu: 2, running: n, run: 5m}, {name: a, gpu: 1, run: 1m}]
         expect: [{job: a, starts: 5m}]""",
-    "it ends when it says": """
+    "a scenario ends at its time limit": """
         jobs: [{name: a, run: 1h}]
         until: 10m
         expect: [{job: a, ends: never}]""",
 }
 
 
-@pytest.mark.parametrize("text", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("text", SCENARIOS.values(), ids=SCENARIOS)
 def test_a_scenario_holds(text: str):
     holds("cluster: [{name: n, cpu: 4, memory: 8Gi, gpu: 2}]\n" + dedent(text))
 
 
-def test_a_node_may_come_later():
+def test_a_node_may_join_later():
     holds("""
         cluster: [{name: n, count: 2, cpu: 4, memory: 8Gi}, {name: late, cpu: 8, memory: 8Gi, there: false}]
         config: {admission: {oversized: wait}}
@@ -210,12 +210,12 @@ def test_a_node_may_come_later():
     """)
 
 
-def test_a_fact_that_finds_nothing_to_happen_to_is_noted():
-    outcome = played(ONE_NODE + "jobs: [{name: a, run: 1m}]\nfacts: [{at: 5m, cancel: a}]\n")
+def test_a_fact_without_effect_is_noted():
+    outcome = run(ONE_NODE + "jobs: [{name: a, run: 1m}]\nfacts: [{at: 5m, cancel: a}]\n")
     assert outcome.history.notes == ["facts[0] cancel a at 5m: no effect"]
 
 
-def test_what_comes_at_one_moment_is_decided_together():
+def test_jobs_submitted_at_one_time_are_decided_together():
     holds(ONE_NODE + "jobs: [{name: low, cpu: 4, priority: low, run: 1m}, {name: high, cpu: 4, priority: high, run: 1m}]"
           "\nexpect: [{job: high, starts: 0s}, {job: low, starts: 1m}]\n")  # fmt: skip
 
@@ -234,21 +234,21 @@ MISTAKES = {
     "two verbs": ("facts: [{at: 1m, lose: n, join: n}]", 4, "facts[0]: lose and join together"),
     "an unknown node": ("facts: [{at: 1m, lose: m}]", 4, "facts[0].lose: there is no node 'm'"),
     "an unknown job": ("expect:\n\n  - {job: b, starts: 1m}", 6, "expect[0].job: there is no job 'b'"),
-    "no time": ("expect: [{job: a, starts: soon}]", 4, "expect[0].starts: 'soon' is not a duration"),
+    "an invalid time": ("expect: [{job: a, starts: soon}]", 4, "expect[0].starts: 'soon' is not a duration"),
     "a state without a time": ("expect: [{job: a, state: pending}]", 4, "expect[0].state: when? add at: 1m"),
     "an empty expectation": ("expect: [{job: a}]", 4, "expect[0]: no expectation for a"),
-    "no taint": ("facts: [{at: 1m, taint: n}]", 4, "facts[0].as: '' is not a taint"),
+    "an invalid taint": ("facts: [{at: 1m, taint: n}]", 4, "facts[0].as: '' is not a taint"),
 }
 
 
-@pytest.mark.parametrize(("more", "line", "says"), MISTAKES.values(), ids=MISTAKES)
-def test_a_problem_is_reported_with_its_line_and_path(more: str, line: int, says: str):
+@pytest.mark.parametrize(("more", "line", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_problem_is_reported_with_its_line_and_path(more: str, line: int, message: str):
     text = f"scenario: a test\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\n{more}\n"
     with pytest.raises(InvalidInput) as refused:
         parse_scenario(text.encode(), "a.scenario.yaml")
-    where, what = refused.value.problems[0]
+    where, text = refused.value.problems[0]
     assert where == f"a.scenario.yaml:{line}"
-    assert says in what
+    assert message in text
 
 
 def test_all_problems_of_jobs_and_nodes_are_reported():
@@ -257,21 +257,21 @@ def test_all_problems_of_jobs_and_nodes_are_reported():
     )
     with pytest.raises(InvalidInput) as refused:
         parse_scenario(text.encode(), "x")
-    reported = [f"{where} {what.partition(':')[0]}" for where, what in refused.value.problems]
+    reported = [f"{where} {message.partition(':')[0]}" for where, message in refused.value.problems]
     assert reported == ["x:3 cluster[0].cpus", "x:5 jobs[0].cpu", "x:7 jobs[2].name"]
 
 
-def test_an_update_changes_what_did_not_hold_and_nothing_else():
+def test_an_update_changes_only_failed_expectations():
     text = (
         "scenario: a test\n" + ONE_NODE + "jobs:\n  - {name: a, run: 1m}   # short\n"
-        "expect:\n  - {job: a, starts: 0s}   # at once\n  - job: a\n    ends: failed\n\n  # gone:\n"
+        "expect:\n  - {job: a, starts: 0s}   # at once\n  - job: a\n    ends: failed\n\n  # removed:\n"
         "  - {preempted: a}\n  - {start_reservations_broken: 0}\n"
     )
-    wanted = text.replace("job: a\n    ends: failed", "{job: a, ends: succeeded}").replace("  - {preempted: a}\n", "")
-    assert update_expectations(check_scenario(parse_scenario(text.encode(), "a"))) == wanted
+    expected = text.replace("job: a\n    ends: failed", "{job: a, ends: succeeded}").replace("  - {preempted: a}\n", "")
+    assert update_expectations(check_scenario(parse_scenario(text.encode(), "a"))) == expected
 
 
-def test_a_file_that_expects_nothing_gets_all_that_happened():
+def test_an_update_of_a_file_without_expectations_adds_them():
     text = f"scenario: a test\n{TWO_NODES}jobs: [{{name: a, run: 1m}}, {{name: b, cpu: 9}}]\nexpect: []\n"
     after = update_expectations(check_scenario(parse_scenario(text.encode(), "a")))
     assert after.partition("expect:\n")[2].splitlines() == [
@@ -300,22 +300,22 @@ def bad(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_exit_code_is_0_when_all_hold_1_when_some_do_not_and_2_when_a_file_cannot_be_read(
+def test_the_exit_code_is_0_if_all_hold_1_if_some_do_not_and_2_if_a_file_is_unreadable(
     good: Path, bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main([str(good)]) == 0
     assert "1 scenario held" in capsys.readouterr().out
     assert main([str(tmp_path)]) == 1
-    said = capsys.readouterr().out
-    assert "DID NOT HOLD  a starts at 5s  (line 5)" in said
-    assert "1 of 2 scenarios did not hold" in said
+    output = capsys.readouterr().out
+    assert "DID NOT HOLD  a starts at 5s  (line 5)" in output
+    assert "1 of 2 scenarios did not hold" in output
     assert main([str(good), str(tmp_path / "none.yaml")]) == 2
     assert "cannot read" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 2
 
 
-def test_for_programs_the_result_is_json(good: Path, bad: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_result_is_json_for_programs(good: Path, bad: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["-o", "json", str(good), str(bad)]) == 1
     first, second = json.loads(capsys.readouterr().out)["scenarios"]
     assert (first["held"], second["held"]) == (True, False)
@@ -327,8 +327,8 @@ def test_for_programs_the_result_is_json(good: Path, bad: Path, capsys: pytest.C
 
 def test_an_update_shows_the_difference_and_then_holds(bad: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["--update", str(bad)]) == 0
-    said = capsys.readouterr().out
-    assert "-  - {job: a, starts: 5s}\n+  - {job: a, starts: 0s}\n" in said
+    output = capsys.readouterr().out
+    assert "-  - {job: a, starts: 5s}\n+  - {job: a, starts: 0s}\n" in output
     assert main([str(bad)]) == 0
 
 

@@ -19,7 +19,7 @@ def changes_of(jobs: str, facts: str = "") -> dict[str, list[tuple[int, str]]]:
     }
 
 
-def test_jobs_wait_by_name_by_number_and_for_data() -> None:
+def test_jobs_wait_for_names_ids_and_data() -> None:
     changes = changes_of(
         "- {name: last, after: [second, 7], run: 1m}\n"
         "- {name: second, after: {succeeded: first, exists: /data/x}, run: 1m}\n"
@@ -34,14 +34,14 @@ def test_jobs_wait_by_name_by_number_and_for_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "says"),
+    ("jobs", "message"),
     [
-        pytest.param("- {name: a, after: b}\n- {name: b, after: a}\n", "a -> b -> a", id="a ring"),
-        pytest.param("- {name: a, after: c}\n- {name: b}\n", "there is no job 'c'", id="nobody"),
-        pytest.param("- {name: a, after: b}\n- {name: b, at: 1m}\n", "submitted later", id="one that comes later"),
+        pytest.param("- {name: a, after: b}\n- {name: b, after: a}\n", "a -> b -> a", id="a cycle"),
+        pytest.param("- {name: a, after: c}\n- {name: b}\n", "there is no job 'c'", id="an unknown job"),
+        pytest.param("- {name: a, after: b}\n- {name: b, at: 1m}\n", "submitted later", id="a later job"),
     ],
 )
-def test_what_cannot_be_is_refused(jobs: str, says: str) -> None:
+def test_an_impossible_dependency_is_refused(jobs: str, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         changes_of(jobs)
-    assert says in f"{refused.value.message} {refused.value.problems}"
+    assert message in f"{refused.value.message} {refused.value.problems}"

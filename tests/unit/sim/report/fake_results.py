@@ -48,12 +48,12 @@ def a_result(policy: str, jobs: int, *, nodes: int = 12, pooled: bool = False, s
         free.sort()
         while queue and requests[queue[0][1]][1] <= len(free):
             n = heapq.heappop(queue)[1]
-            submitted, wide, length, user, gpu = requests[n]
-            mine, free = tuple(free[:wide]), free[wide:]
-            gpus += gpu * 2000 * wide
-            heapq.heappush(ending, (now + length, n, mine))
-            again = int(policy != "fcfs" and rng.random() < 0.03)
-            preempted += again
+            submitted, width, length, user, gpu = requests[n]
+            taken, free = tuple(free[:width]), free[width:]
+            gpus += gpu * 2000 * width
+            heapq.heappush(ending, (now + length, n, taken))
+            preemptions = int(policy != "fcfs" and rng.random() < 0.03)
+            preempted += preemptions
             outcomes.append(
                 Outcome(
                     id=n + 1,
@@ -63,12 +63,12 @@ def a_result(policy: str, jobs: int, *, nodes: int = 12, pooled: bool = False, s
                     submitted_ms=1_000_000 + submitted,
                     started_ms=1_000_000 + now,
                     ended_ms=1_000_000 + now + length,
-                    request={"cpu": 8000 * wide, "gpu": gpu * 2000 * wide},
-                    size=wide,
-                    nodes=("pool",) if pooled else tuple(f"n{i}" for i in mine),
+                    request={"cpu": 8000 * width, "gpu": gpu * 2000 * width},
+                    size=width,
+                    nodes=("pool",) if pooled else tuple(f"n{i}" for i in taken),
                     estimate_ms=length * 2,
                     kind=rng.choice(("head", "backfill", "spill")) if policy != "fcfs" else "head",
-                    preemptions=again,
+                    preemptions=preemptions,
                 )
             )
         used = nodes - len(free)
@@ -84,7 +84,7 @@ def a_result(policy: str, jobs: int, *, nodes: int = 12, pooled: bool = False, s
         )
     outcomes.sort(key=lambda job: job.id)
     capacity = {"cpu": 8000 * nodes, "gpu": 2000 * nodes}
-    return Result(policy, "made-up", capacity, outcomes, samples, seconds=0.5)
+    return Result(policy, "fake", capacity, outcomes, samples, seconds=0.5)
 
 
 def _requests(jobs: int, nodes: int, seed: int) -> list[tuple[int, int, int, str, int]]:
@@ -94,8 +94,8 @@ def _requests(jobs: int, nodes: int, seed: int) -> list[tuple[int, int, int, str
     weights = [1 / (n + 1) for n in range(12)]
     out, now = [], 0.0
     for _ in range(jobs):
-        wide = min(nodes, rng.choice((1, 1, 1, 1, 2, 2, 4, 8)))
+        width = min(nodes, rng.choice((1, 1, 1, 1, 2, 2, 4, 8)))
         length = int(min(24.0, rng.lognormvariate(-0.5, 1.4)) * HOUR)
-        out.append((int(now), wide, length, rng.choices(users, weights)[0], int(rng.random() < 0.8)))
+        out.append((int(now), width, length, rng.choices(users, weights)[0], int(rng.random() < 0.8)))
         now += rng.expovariate(1.0) * 2.9 * 1.6 * HOUR / nodes * 1.3
     return out

@@ -10,13 +10,13 @@ from unit.sim.report.fake_results import a_result, some_results
 
 
 def overlapping(chart: Chart) -> list[tuple[int, int]]:
-    """Pairs of bars that cover each other by more than the width given to bars too short to be seen."""
+    """Pairs of bars that cover each other by more than the minimum width of a bar."""
     pieces = [(bar.job, piece) for bar in chart.bars for piece in bar.pieces]
-    least = max(piece.end for _, piece in pieces) * 0.001
+    min_overlap = max(piece.end for _, piece in pieces) * 0.001
     return [
-        (one, other)
-        for (one, a), (other, b) in combinations(pieces, 2)
-        if min(a.high, b.high) - max(a.low, b.low) > 1e-6 and min(a.end, b.end) - max(a.start, b.start) > least
+        (first, second)
+        for (first, a), (second, b) in combinations(pieces, 2)
+        if min(a.high, b.high) - max(a.low, b.low) > 1e-6 and min(a.end, b.end) - max(a.start, b.start) > min_overlap
     ]
 
 
@@ -69,7 +69,7 @@ def test_all_policies_are_shown_over_the_same_window() -> None:
     assert all(len(chart_by_node(arrays, 50, window).jobs) <= 50 for arrays in every)
 
 
-def test_of_many_nodes_some_are_shown_evenly_spaced_in_natural_order() -> None:
+def test_a_sample_of_many_nodes_is_shown_in_natural_order() -> None:
     arrays = arrays_of(a_result("easy", 2000, nodes=NODES_SHOWN * 2))
     chart = chart_by_node(arrays, 5000, window_of([arrays], 5000))
     assert len(chart.rows) == NODES_SHOWN

@@ -24,9 +24,9 @@ def test_many_policies_with_long_names_do_not_shrink_the_picture(
     with report_style():
         picture = draw(many)
         to_bytes(picture.figure, "svg")
-    places = [axes.get_position() for axes in picture.figure.axes]
-    assert min(place.width for place in places) > 0.8
-    assert min(place.height for place in places) > 0.05
+    boxes = [axes.get_position() for axes in picture.figure.axes]
+    assert min(box.width for box in boxes) > 0.8
+    assert min(box.height for box in boxes) > 0.05
 
 
 def test_a_line_of_zeros_is_not_drawn() -> None:

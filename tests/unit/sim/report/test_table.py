@@ -48,7 +48,7 @@ def test_colour_is_off_by_default() -> None:
     assert "\x1b[" in draw_table(results, colour=True)
 
 
-def test_a_table_of_no_results_says_so() -> None:
+def test_a_table_without_results_has_a_message() -> None:
     assert draw_table([]) == "No results.\n"
 
 
@@ -90,7 +90,7 @@ def test_without_unicode_the_text_chart_is_plain_ascii() -> None:
     assert gantt_for_terminal(a_result("easy", 100), 70, unicode=False).isascii()
 
 
-def test_the_text_chart_of_nothing_says_so() -> None:
+def test_a_text_chart_without_jobs_has_a_message() -> None:
     assert gantt_for_terminal(Result("easy", "w", {}, [], []), 80) == "No job was started.\n"
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 
 
 class Page(HTMLParser):
-    """What is on a page: ids, tags, and what it would fetch."""
+    """The ids and tags of a page, and the addresses that it would fetch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.tags.append(tag)
-        self.ids += [given["id"] or ""] if "id" in given else []
-        addresses = [given.get("src"), given.get("href"), given.get("xlink:href")]
+        self.ids += [attributes["id"] or ""] if "id" in attributes else []
+        addresses = [attributes.get("src"), attributes.get("href"), attributes.get("xlink:href")]
         self.fetched += [address for address in addresses if address and not address.startswith("#")]
         if tag == "svg":
-            self.pictures.append(given.get("aria-label"))
+            self.pictures.append(attributes.get("aria-label"))
 
     handle_startendtag = handle_starttag
 
@@ -49,15 +49,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_job(number: int, submitted: int, started: int, ended: int, **fields: object) -> Outcome:
-    given = {"name": "job", "user": "ada", "project": "p", "request": {"cpu": 1000}, "nodes": ("n1",), **fields}
-    return Outcome(id=number, submitted_ms=submitted, started_ms=started, ended_ms=ended, **given)  # type: ignore[arg-type]
+    fields_of_job = {"name": "job", "user": "ada", "project": "p", "request": {"cpu": 1000}, "nodes": ("n1",), **fields}
+    return Outcome(id=number, submitted_ms=submitted, started_ms=started, ended_ms=ended, **fields_of_job)  # type: ignore[arg-type]
 
 
 def test_every_picture_is_written_as_svg_and_as_png(report: Path) -> None:
-    wanted = {"numbers", "load", "wait-cdf", "slowdown-cdf", "fairness", "fragmentation", "preemptions"}
-    wanted |= {f"gantt-{rows}-{policy}" for rows in ("node", "user") for policy in ("fcfs", "easy", "hodei")}
-    assert {path.stem for path in report.glob("*.svg")} == wanted
-    assert {path.stem for path in report.glob("*.png")} == wanted
+    expected = {"numbers", "load", "wait-cdf", "slowdown-cdf", "fairness", "fragmentation", "preemptions"}
+    expected |= {f"gantt-{rows}-{policy}" for rows in ("node", "user") for policy in ("fcfs", "easy", "hodei")}
+    assert {path.stem for path in report.glob("*.svg")} == expected
+    assert {path.stem for path in report.glob("*.png")} == expected
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.glob("*.png"))
 
 
@@ -79,10 +79,10 @@ def test_the_page_fetches_nothing_and_no_two_elements_share_an_id(report: Path) 
     assert all(page.pictures)
 
 
-def test_every_reference_within_the_page_leads_to_something(report: Path) -> None:
+def test_every_reference_within_the_page_resolves(report: Path) -> None:
     text = (report / "index.html").read_text()
-    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
-    assert wanted <= set(Page(text).ids)
+    expected = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    assert expected <= set(Page(text).ids)
 
 
 def test_text_and_background_colours_follow_the_colour_scheme_of_the_reader(report: Path) -> None:
@@ -92,7 +92,7 @@ def test_text_and_background_colours_follow_the_colour_scheme_of_the_reader(repo
     assert "#fefefe" not in pictures
 
 
-def test_a_bar_says_which_job_it_is(report: Path) -> None:
+def test_a_bar_has_the_name_and_times_of_its_job(report: Path) -> None:
     bars = re.findall(r'<path class="job"[^>]*><title>([^<]*)</title>', (report / "gantt-user-easy.svg").read_text())
     assert len(bars) == 40
     assert all(re.match(r"Job \d+ \(.*\) of user\d+\n.*cpu.*\nwaited .*, ran ", bar) for bar in bars)
@@ -113,7 +113,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     )
     assert [path.name for path in first] == [path.name for path in second]
     pairs = zip(first, second, strict=True)
-    assert [one.name for one, other in pairs if one.read_bytes() != other.read_bytes()] == []
+    assert [a.name for a, b in pairs if a.read_bytes() != b.read_bytes()] == []
 
 
 def test_only_the_requested_formats_are_written_but_the_page_has_its_pictures(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path)
 
 
 ODD = {
-    "no jobs at all": [],
+    "no jobs": [],
     "one job": [a_job(1, 0, 0, 5000)],
-    "a job of no length": [a_job(1, 0, 0, 0)],
-    "jobs of no length among others": [a_job(1, 0, 5, 5), a_job(2, 0, 5, 5), a_job(3, 0, 5, 90_000)],
+    "a job of length 0": [a_job(1, 0, 0, 0)],
+    "jobs of length 0 among others": [a_job(1, 0, 5, 5), a_job(2, 0, 5, 5), a_job(3, 0, 5, 90_000)],
     "nothing ever started": [a_job(1, 0, -1, -1, nodes=()), a_job(2, 7, -1, -1, nodes=())],
     "one never started, one never ended": [a_job(1, 0, -1, -1, nodes=()), a_job(2, 0, 3, -1), a_job(3, 0, 4, 9000)],
     "no node named": [a_job(1, 0, 0, 5000, nodes=())],
@@ -158,13 +158,13 @@ def test_odd_results_are_reported(outcomes: list[Outcome], tmp_path: Path) -> No
         ElementTree.parse(path)
 
 
-def test_a_report_of_no_results_is_a_page_that_says_so(tmp_path: Path) -> None:
+def test_a_report_without_results_has_a_page(tmp_path: Path) -> None:
     written = write_report([], tmp_path)
     assert [path.name for path in written] == ["summary.csv", "summary.json", "index.html"]
     assert "No runs were given" in (tmp_path / "index.html").read_text()
 
 
-def test_without_matplotlib_the_report_has_no_pictures_and_says_how_to_get_them(
+def test_without_matplotlib_the_report_has_no_pictures_and_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:

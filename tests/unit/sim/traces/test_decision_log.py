@@ -47,7 +47,7 @@ def test_submissions_nodes_and_run_times_come_from_the_facts(tmp_path: Path) -> 
     assert known.spec.estimate_ms == 40_000
 
 
-def test_a_gang_takes_as_long_as_its_slowest_member_in_its_last_attempt(tmp_path: Path) -> None:
+def test_the_run_time_of_a_gang_is_that_of_its_slowest_member_in_its_last_attempt(tmp_path: Path) -> None:
     path = a_log(
         tmp_path / "log",
         (0, [JobSubmitted(a_job(1, count=2, estimate_ms=1))], [1]),

@@ -1,4 +1,4 @@
-"""Invented workloads: the same for the same seed, made while they are read, and with the load that was asked for."""
+"""Generated workloads: deterministic for a seed, generated lazily, and with the requested load."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_jobs_depend_on_the_seed_alone(spec: str) -> None:
-    first, again, other = (open_workload(f"{spec}&seed={seed}") for seed in (3, 3, 4))
-    assert list(first.arrivals) == list(again.arrivals) == list(first.arrivals)
+    first, repeated, other = (open_workload(f"{spec}&seed={seed}") for seed in (3, 3, 4))
+    assert list(first.arrivals) == list(repeated.arrivals) == list(first.arrivals)
     assert list(first.arrivals) != list(other.arrivals)
-    assert first.nodes == again.nodes
+    assert first.nodes == repeated.nodes
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_jobs_come_in_order_with_ids_counted_from_one_and_each_fits_the_nodes(spec: str) -> None:
+def test_jobs_are_ordered_numbered_from_one_and_fit_the_nodes(spec: str) -> None:
     workload = open_workload(spec)
     jobs = list(workload.arrivals)
     assert len(jobs) == len(workload.arrivals) == 500
@@ -42,7 +42,7 @@ def test_jobs_come_in_order_with_ids_counted_from_one_and_each_fits_the_nodes(sp
     capacity = total(workload)
     for job in jobs:
         assert 0 < job.run_ms <= job.spec.estimate_ms
-        for resource, amount in asked(job.spec.tasks).items():
+        for resource, amount in total_request(job.spec.tasks).items():
             assert amount <= capacity[resource]
         for task in job.spec.tasks:
             assert any(
@@ -69,7 +69,7 @@ def test_the_load_is_about_the_requested_one(spec: str, resource: str) -> None:
     workload = open_workload(spec)
     held = last_ms = 0
     for job in workload.arrivals:
-        held += asked(job.spec.tasks).get(resource, 0) * job.run_ms
+        held += total_request(job.spec.tasks).get(resource, 0) * job.run_ms
         last_ms = job.at_ms
     assert held / (total(workload)[resource] * last_ms) == pytest.approx(0.6, rel=0.25)
 
@@ -79,7 +79,7 @@ def test_actual_estimates_are_the_run_times() -> None:
         assert job.spec.estimate_ms == job.run_ms
 
 
-def test_a_push_brings_many_jobs_of_one_project_at_once() -> None:
+def test_a_push_submits_many_jobs_of_one_project_at_once() -> None:
     pushes: dict[int, set[str]] = {}
     jobs = list(open_workload("generate:ci?jobs=2000").arrivals)
     for job in jobs:
@@ -104,7 +104,7 @@ def test_processors_given_by_the_user_define_the_machine() -> None:
     ("x", "alpha", "beta", "expected"),
     [
         pytest.param(1.0, 1.0, 1.0, 0.632120559, id="an exponential"),
-        pytest.param(4.0, 2.0, 2.0, 0.593994150, id="two of them"),
+        pytest.param(4.0, 2.0, 2.0, 0.593994150, id="the sum of two exponentials"),
         pytest.param(58.5, 8.1737, 3.9631, 0.976413, id="the end of the day"),
     ],
 )
@@ -114,7 +114,7 @@ def test_the_gamma_distribution(x: float, alpha: float, beta: float, expected: f
 
 @needs_traces
 def test_the_model_has_the_distributions_of_lublins_program() -> None:
-    """Means over ten thousand jobs of his, with 256 processors, and of ours; the spread over seeds is below the bound."""
+    """Means over ten thousand jobs of his program, with 256 processors, and of the model; the bounds allow for the seed."""
     published = list(open_workload(TRACES / "lublin-256" / "lublin_256.swf.gz").arrivals)
     model, rng = Lublin("job", ALL, 256, 1, JobSizes(), "user"), Random(1)
     sizes = [model.size(rng) for _ in range(10_000)]
@@ -127,7 +127,7 @@ def test_the_model_has_the_distributions_of_lublins_program() -> None:
     assert fmean(gaps) == pytest.approx(published[-1].at_ms / 1000 / len(published), rel=0.25)
 
 
-def asked(tasks: tuple[TaskSpec, ...]) -> Resources:
+def total_request(tasks: tuple[TaskSpec, ...]) -> Resources:
     out: Resources = {}
     for task in tasks:
         for resource, amount in task.request.items():

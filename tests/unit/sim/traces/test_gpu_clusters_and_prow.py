@@ -40,10 +40,10 @@ def test_openb_nodes_have_gpus_in_thousandths_and_their_model(openb: Path) -> No
 
 def test_openb_pods_request_parts_of_gpus_and_models(openb: Path) -> None:
     jobs = {job.id: job for job in open_workload(openb).arrivals}
-    part, gang, one, none = (jobs[id].spec.tasks[0] for id in (1, 2, 3, 4))
-    assert (part.request["gpu"], gang.request["gpu"], one.request["gpu"]) == (460, 8000, 1000)
+    part, gang, single, none = (jobs[id].spec.tasks[0] for id in (1, 2, 3, 4))
+    assert (part.request["gpu"], gang.request["gpu"], single.request["gpu"]) == (460, 8000, 1000)
     assert "gpu" not in none.request
-    assert (part.gpu_type, one.gpu_type, gang.gpu_type) == ("", "P100", "")
+    assert (part.gpu_type, single.gpu_type, gang.gpu_type) == ("", "P100", "")
     [term] = gang.affinity.required
     assert str(term) == "gpu-model in (V100M16, V100M32)"
 
@@ -58,11 +58,11 @@ def test_openb_pods_arrive_when_created_and_run_from_when_they_were_placed(openb
 
 
 def test_openb_is_read_from_a_folder_a_pod_list_or_a_pair(openb: Path) -> None:
-    whole = open_workload(openb)
+    complete = open_workload(openb)
     pods, nodes = openb / "openb_pod_list_default.csv", openb / "openb_node_list_gpu_node.csv"
     for path in (str(pods), f"{nodes},{pods}", f"{pods},{nodes}"):
         found = open_workload(path)
-        assert (list(found.arrivals), found.nodes) == (list(whole.arrivals), whole.nodes)
+        assert (list(found.arrivals), found.nodes) == (list(complete.arrivals), complete.nodes)
     [other] = open_workload(f"{openb}?pods=other").arrivals
     assert other.id == 10
     with pytest.raises(InvalidInput, match="no pods named 'third'") as found_error:
@@ -143,7 +143,7 @@ PROW = (
 )
 
 
-def test_prow_periodics_come_by_interval_and_by_cron_and_pushes_bring_all_jobs_at_once(tmp_path: Path) -> None:
+def test_prow_has_periodic_jobs_by_interval_and_cron_and_all_jobs_of_each_push(tmp_path: Path) -> None:
     (path := tmp_path / "prow.csv").write_text(PROW)
     workload = open_workload(f"{path}?days=2&pushes=5", procs=8)
     by_name: dict[str, list[int]] = {}
@@ -161,8 +161,8 @@ def test_prow_periodics_come_by_interval_and_by_cron_and_pushes_bring_all_jobs_a
 
 def test_prow_depends_on_the_seed_alone(tmp_path: Path) -> None:
     (path := tmp_path / "prow.csv").write_text(PROW)
-    first, again, other = (list(open_workload(f"{path}?seed={seed}").arrivals) for seed in (1, 1, 2))
-    assert first == again
+    first, repeated, other = (list(open_workload(f"{path}?seed={seed}").arrivals) for seed in (1, 1, 2))
+    assert first == repeated
     assert first != other
 
 
@@ -172,7 +172,7 @@ def test_an_invalid_cron_schedule_is_reported_with_its_line(tmp_path: Path) -> N
         open_workload(path)
 
 
-def test_a_prow_job_scheduled_for_a_date_that_never_comes_never_arrives(tmp_path: Path) -> None:
+def test_a_prow_job_scheduled_for_an_impossible_date_never_arrives(tmp_path: Path) -> None:
     (path := tmp_path / "prow.csv").write_text(PROW + "periodics,,off,1,1Gi,,,,0 0 31 2 *,,,,,,c,f\n")
     assert "off" not in {job.spec.name for job in open_workload(f"{path}?days=60").arrivals}
 
@@ -183,8 +183,8 @@ def test_the_real_philly_trace_is_read() -> None:
 
 
 @needs_traces
-def test_a_day_of_real_prow_periodics_has_as_many_as_their_intervals_make() -> None:
-    """6577 a day by interval, give or take those that come less than daily; each of 405 by cron, most of them daily."""
+def test_a_day_of_real_prow_periodics_has_the_expected_number_of_jobs() -> None:
+    """About 6577 a day by interval, and 405 by cron, most of them daily."""
     jobs = list(open_workload(f"{TRACES / 'prow-jobs' / 'prow_jobs.csv.gz'}?pushes=0").arrivals)
     assert len(jobs) > 6577 - 50 + 350
     assert max(job.at_ms for job in jobs) < 86_400_000

@@ -14,10 +14,10 @@ from hodei.sim.traces import open_workload
     ("text", "message"),
     [
         pytest.param("hello, world\n", "not a known trace; it begins with 'hello, world'", id="some text"),
-        pytest.param("", "it is empty", id="nothing"),
+        pytest.param("", "it is empty", id="empty"),
         pytest.param("; only\n; comments\n", "has no job to run", id="only comments"),
         pytest.param("sn,cpu_milli,memory_mib,gpu,model\n", "lists nodes, not jobs", id="nodes without pods"),
-        pytest.param('{"hodei_decision_log": 99}\n', "is of format 99", id="a log from the future"),
+        pytest.param('{"hodei_decision_log": 99}\n', "is of format 99", id="a log of a newer format"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_a_reason(tmp_path: Path, text: str, message: str) -> None:
@@ -41,16 +41,16 @@ def test_the_file_name_alone_does_not_decide_for_swf(tmp_path: Path) -> None:
         pytest.param("no/such.swf", "there is no trace no/such.swf", id="no such file"),
         pytest.param("a.csv,b.csv,c.csv", "3 files are given, not 2", id="three files"),
         pytest.param("generate:weather", "no generator 'weather'", id="no such generator"),
-        pytest.param("generate:ci?jbos=3", "has no option jbos", id="a slip in an option"),
+        pytest.param("generate:ci?jbos=3", "has no option jbos", id="a misspelt option"),
         pytest.param("generate:ci?jobs=many", "jobs is 'many'", id="not a number"),
         pytest.param("generate:ci?jobs=0", "jobs is '0'", id="too few"),
-        pytest.param("generate:ci?load=-1", "load is '-1'", id="a load below nothing"),
+        pytest.param("generate:ci?load=-1", "load is '-1'", id="a negative load"),
         pytest.param("generate:ci?jobs=1&jobs=2", "given twice", id="twice"),
         pytest.param("generate:ci?jobs", "cannot read 'jobs'", id="no value"),
         pytest.param("generate:lublin?types=three", "types is 'three'", id="not a choice"),
     ],
 )
-def test_a_wrong_trace_or_option_is_refused_with_a_hint(spec: str, message: str) -> None:
+def test_an_unknown_trace_or_option_is_refused_with_a_hint(spec: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as found:
         open_workload(spec)
     assert found.value.hint

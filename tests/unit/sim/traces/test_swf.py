@@ -1,4 +1,4 @@
-"""Readers of processor traces: SWF with the archive's quirks, and the CSV that carries published waits."""
+"""Readers of processor traces: SWF with the irregularities of the archive, and CSV with published waits."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_equal_jobs_share_one_spec(tmp_path: Path) -> None:
         pytest.param(line(1, alloc=-1), 1, "", id="allocated processors are not needed"),
         pytest.param(line(1, run=500), 1, "cut to the requested time", id="ran too long"),
         pytest.param(line(1, req_time=-1), 0, "where others have one: dropped", id="no requested time"),
-        pytest.param("1 0 -1 60 4\n", 0, "fewer than 18 numbers", id="cut off behind the processors"),
+        pytest.param("1 0 -1 60 4\n", 0, "fewer than 18 numbers", id="cut off after the processors"),
         pytest.param("1 0 -1\n", 0, "fewer than 5 numbers: skipped", id="cut off before that"),
         pytest.param("\n   \n; Note: late\n", 0, "", id="empty lines and late comments"),
     ],
 )
-def test_quirks_are_handled_and_counted(tmp_path: Path, text: str, kept: int, note: str) -> None:
+def test_irregular_lines_are_handled_and_counted(tmp_path: Path, text: str, kept: int, note: str) -> None:
     workload = open_workload(a_file(tmp_path, HEADER + line(99) + text))
     assert len(workload.arrivals) == 1 + kept
     found = "\n".join(workload.notes)
@@ -158,7 +158,7 @@ def facts(job: Arrival) -> tuple[int, int, int, int, int]:
 
 
 @needs_traces
-def test_the_raw_log_of_kth_filtered_is_the_published_one() -> None:
+def test_the_filtered_log_of_kth_is_the_published_one() -> None:
     raw = open_workload(TRACES / "kth-sp2" / "raw.swf.gz")
     golden = open_workload(TRACES / "kth-sp2" / "golden.csv.gz", procs=100)
     assert len(golden.arrivals) == 28_481
