@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -103,6 +104,30 @@ def test_the_latest_start_counts_and_a_torn_line_does_not():
     record = parse_record(text)
     assert (record.job, record.pid, record.exit_code) == ("8", 13, 3)
     assert (record.started_ms, record.ended_ms) == (200_250, 201_000)
+
+
+def test_the_cpu_time_of_the_command_and_its_children_is_recorded(tmp_path):
+    burn = "sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; true"
+    assert run(a_script(tmp_path / "1.0.1", "/bin/sh", "-c", burn)).returncode == 0
+    before = os.times()
+    subprocess.run(["sh", "-c", burn], check=True)
+    used = os.times()
+    expected = (used.children_user + used.children_system - before.children_user - before.children_system) * 1000
+    cpu_ms = read_record(str(tmp_path / "1.0.1")).cpu_ms
+    assert cpu_ms is not None
+    assert expected / 3 < cpu_ms < expected * 3 + 50
+
+
+@pytest.mark.parametrize(
+    ("lines", "cpu_ms"),
+    [
+        ("0m0.001s 0m0.002s\n1m0.250s 0m0,5s\nexit 0 1.000\n", 60_750),
+        ("exit 0 1.000\n", None),
+        ("0m0.001s 0mx\n1m0.250s 0m0.\n", None),
+    ],
+)
+def test_cpu_time_is_read_from_the_record(lines, cpu_ms):
+    assert parse_record(f"claim a\nstarted 7 n1 5.000 \n{lines}").cpu_ms == cpu_ms
 
 
 def test_a_missing_record_is_empty(tmp_path):

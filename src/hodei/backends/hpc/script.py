@@ -1,7 +1,7 @@
 """The batch script of a run: the only place where user text meets a shell. All of it goes through `quoted`.
 
-The script is for bash, which every cluster has, and runs one command. It records the start and the exit code, so that they
-outlive the batch system's memory of the job, and survives signals to the whole job long enough to do so.
+The script is for bash, which every cluster has, and runs one command. It records the start, the CPU time and the exit code,
+so that they outlive the batch system's memory of the job, and survives signals to the whole job long enough to do so.
 
 A run may be in the batch system twice if a lost reply was taken for a lost job, and a system that crashed may start a job
 again. So the script first creates the record, which only one script can do; a script that finds one exits. Nothing runs twice
@@ -108,6 +108,7 @@ def batch_script(
             'exec -- "${_hodei_argv[@]}"',
             ") </dev/null",
             "_hodei_exit=$?",
+            'times >>"$_hodei_files.status"',
             'printf \'exit %s %s\\n\' "$_hodei_exit" "${EPOCHREALTIME-}" >>"$_hodei_files.status"',
             "exit $_hodei_exit",
             "",

@@ -21,6 +21,7 @@ from hodei.model.errors import BackendError, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId, job_of
 from hodei.model.job import Checkpoint, RunState
+from hodei.model.usage import RunUsage
 from hodei.ports import Stream
 from hodei.supervision import signal_name
 
@@ -108,13 +109,15 @@ _RECORD_LIMIT = 65_536
 # The claim of a record made by the server, so that no script of the run can start.
 SEALED = "sealed"
 _TIME = re.compile(r"(\d{1,12})[.,](\d{3})\d*")
+_CPU_TIME = re.compile(r"([0-9]{1,9})m([0-9]{1,2})[.,]([0-9]{1,9})s")
 
 
 class Record(Struct, frozen=True):
     """What the batch script of a run has written. `claim`: which script owns it, SEALED if none may start. `started`: the
     script was about to run the command, as this job on this node. `job` is the id as the queue shows it, `raw_job` the one
     that the system's commands take. `pid` is the command's process on the node. `exit_code` None: it has not ended, or could
-    not be recorded. Times are the node's, 0 if its bash is too old to provide them."""
+    not be recorded. `cpu_ms`: CPU time of the ended command, None if unknown. Times are the node's, 0 if its bash is too old to
+    provide them."""
 
     claim: str = ""
     started: bool = False
@@ -126,6 +129,7 @@ class Record(Struct, frozen=True):
     exit_code: int | None = None
     ended_ms: int = 0
     no_workdir: bool = False
+    cpu_ms: int | None = None
 
 
 def read_record(files: str) -> Record:
@@ -157,6 +161,9 @@ def parse_record(text: str) -> Record:
         match line.split(" "):
             case ["claim", claim]:
                 out = {"claim": claim}
+            case [user, system] if (parts := _parse_times(user, system)) is not None:
+                # Of the shell, then of its children: the last line counts.
+                out["cpu_ms"] = parts
             case ["started", job, node, at, *element]:
                 out = {"claim": out.get("claim", ""), "started": True, "raw_job": job, "job": "".join(element) or job}
                 out |= {"node": node, "started_ms": _parse_ms(at)}
@@ -167,6 +174,14 @@ def parse_record(text: str) -> Record:
             case ["error", "workdir"]:
                 out["no_workdir"] = True
     return Record(**out)  # type: ignore[arg-type]
+
+
+def _parse_times(*parts: str) -> int | None:
+    """`0m1.234s`, with a comma in some locales; added up."""
+    found = [_CPU_TIME.fullmatch(part) for part in parts]
+    if not all(found):
+        return None
+    return sum(int(one[1]) * 60_000 + int(one[2]) * 1000 + int(one[3][:3].ljust(3, "0")) for one in found if one)
 
 
 def _parse_ms(at: str) -> int:
@@ -301,6 +316,7 @@ def final_observation(
         return RunObserved(
             run=tracked.run, state=state, at_ms=at_ms, exit_code=code, reason_code=reason_code, reason=reason,
             checkpoint_ms=checkpoint_ms, started_ms=tracked.started_ms,
+            usage=RunUsage(record.cpu_ms) if record.cpu_ms is not None else None,
         )  # fmt: skip
 
     if record.no_workdir:
