@@ -1,9 +1,10 @@
-"""For tests: a real host agent in a directory of its own, and a recorder of its observations."""
+"""A real host agent in its own directory, and a recorder of its observations."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -20,13 +21,20 @@ from hodei.model.outcome import StopReason
 from hodei.ports import Backend
 from hodei.testing.backend import DEADLINE_S, RunRecorder
 
+_numbers = itertools.count(1)
 
-async def until(true: Callable[[], object], what: str = "the condition") -> None:
-    """Poll, with a deadline: tests wait for what happens, never for time to pass."""
+
+def unique_installation() -> str:
+    """A new installation name each time, so that runs of earlier tests are ignored."""
+    return f"t{os.getpid()}x{next(_numbers)}"
+
+
+async def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Poll `condition` with a deadline; `what` describes it in the error message."""
     ends = time.monotonic() + DEADLINE_S
-    while not true():
+    while not condition():
         if time.monotonic() > ends:
-            raise AssertionError(f"{what} did not come true within {DEADLINE_S:g} s")
+            raise AssertionError(f"{what}: not within {DEADLINE_S:g} s")
         await asyncio.sleep(0.01)
 
 
@@ -37,12 +45,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-class Desk(RunRecorder):
+class ReconnectingRecorder(RunRecorder):
     """Reconnects to a local agent that is restarted."""
 
     def __init__(self, backend: Backend, deadline_s: float = DEADLINE_S) -> None:
         super().__init__(backend, deadline_s)
-        self.ordered: dict[str, Start] = {}  # what is ordered again after an outage
+        self.ordered: dict[str, Start] = {}  # starts that are sent again after an outage
 
     async def poll(self) -> None:
         try:
@@ -54,7 +62,7 @@ class Desk(RunRecorder):
                 pass
 
     async def _reconciled(self) -> bool:
-        """As a server does after an outage: order again what the agent does not know and was not seen running."""
+        """As a server does after an outage: send again the starts that the agent does not know and that never ran."""
         try:
             await self.backend.open()
             known = await self.backend.known()
@@ -87,16 +95,17 @@ async def kill_agent(home: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def a_host(home: Path, *, installation: str = "test", epoch: int = 1, **fields: Any) -> AsyncIterator[Desk]:
-    """A backend with a real agent below `home`; runs that are still alive at the end are stopped, the agent too."""
+async def local_agent(
+    home: Path, *, installation: str = "test", epoch: int = 1, **fields: Any
+) -> AsyncIterator[ReconnectingRecorder]:
+    """A local backend with a real agent in `home`. Afterwards the agent and all live runs are stopped."""
     backend = LocalBackend("local", home=home, installation=installation, epoch=epoch, linger_s=1, **fields)
     await backend.open()
     try:
-        yield Desk(backend)
+        yield ReconnectingRecorder(backend)
     finally:
         with contextlib.suppress(Exception):
-            left = [run for run, seen in (await backend.known()).items() if seen.state not in RUN_ENDED]
-            await backend.stop(
-                [Stop(run, backend.name, 0, StopReason("cancelled", "the test is over")) for run in left]
-            )
+            live = [run for run, seen in (await backend.known()).items() if seen.state not in RUN_ENDED]
+            reason = StopReason("cancelled", "the test is over")
+            await backend.stop([Stop(run, backend.name, 0, reason) for run in live])
         await backend.close()

@@ -1,3 +1,3 @@
-"""The builders of `hodei.testing`, by a short name."""
+"""The builders of `hodei.testing` under a short module name."""
 
 from hodei.testing.builders import *  # noqa: F403

@@ -1,6 +1,6 @@
-"""For tests: real Docker daemons, each with its own containerd, directories and socket, and one small image made of busybox.
+"""Real Docker daemons, each with its own containerd, directories and socket, and one small image made of busybox.
 
-Nothing is shared with the machine's own daemon; nothing is pulled. Stopped by pid after the tests.
+Nothing is shared with the machine's own daemon, and nothing is pulled. The daemons are stopped by pid after the tests.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Daemon:
-    """One dockerd. `kill` is -9: its containers continue with live restore only."""
+    """One dockerd. After `kill` (kill -9) its containers continue only if it has live restore."""
 
-    def __init__(self, place: Path, name: str) -> None:
-        self.name, self._place = name, place / name
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self._folder = name, folder / name
         self.live_restore = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def socket(self) -> str:
-        return f"{self._place}/docker.sock"
+        return f"{self._folder}/docker.sock"
 
     @property
     def url(self) -> str:
@@ -67,20 +67,20 @@ class Daemon:
     def start(self, *more: str) -> None:
         if self.up:
             return
-        self._place.mkdir(parents=True, exist_ok=True)
-        (self._place / "docker.pid").unlink(missing_ok=True)  # stale after a kill
-        # Without a key of its own every daemon of this machine would have the same identity.
-        (self._place / "daemon.json").write_text(json.dumps({"deprecated-key-path": f"{self._place}/key.json"}))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "docker.pid").unlink(missing_ok=True)  # stale after a kill
+        # Without its own key every daemon of this machine would have the same identity.
+        (self._folder / "daemon.json").write_text(json.dumps({"deprecated-key-path": f"{self._folder}/key.json"}))
         command = [
-            "dockerd", "--config-file", f"{self._place}/daemon.json", "--host", self.url,
-            "--data-root", f"{self._place}/data", "--exec-root", f"{self._place}/exec",
-            "--pidfile", f"{self._place}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none",
+            "dockerd", "--config-file", f"{self._folder}/daemon.json", "--host", self.url,
+            "--data-root", f"{self._folder}/data", "--exec-root", f"{self._folder}/exec",
+            "--pidfile", f"{self._folder}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none",
             "--storage-driver", "overlay2", "--exec-opt", "native.cgroupdriver=cgroupfs",
             "--cgroup-parent", self._cgroup, "--label", f"host={self.name}", "--log-level", "warn", *more,
         ]  # fmt: skip
         if self.live_restore:
             command.append("--live-restore")
-        with open(self._place / "log", "ab") as log:
+        with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -90,11 +90,11 @@ class Daemon:
                 self.request("GET", "/_ping")
                 return
             time.sleep(0.05)
-        raise AssertionError(f"dockerd did not come up: {(self._place / 'log').read_text()[-2000:]}")
+        raise AssertionError(f"dockerd did not come up: {(self._folder / 'log').read_text()[-2000:]}")
 
     @property
     def _cgroup(self) -> str:
-        return f"/hodei-test-{self._place.parent.name}-{self.name}"
+        return f"/hodei-test-{self._folder.parent.name}-{self.name}"
 
     def request(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
         connection = _UnixConnection(self.socket)
@@ -111,7 +111,7 @@ class Daemon:
         except ValueError:
             return data
 
-    def have_image(self) -> None:
+    def ensure_image(self) -> None:
         if any(IMAGE in (image["RepoTags"] or ()) for image in self.request("GET", "/images/json")):
             return
         query = "fromSrc=-&repo=busybox&tag=local&changes=ENV%20PATH%3D/bin&changes=CMD%20%5B%22/bin/sh%22%5D"
@@ -135,8 +135,8 @@ class Daemon:
         self._await_containerd_exit()
 
     def _await_containerd_exit(self) -> None:
-        """It dies with its dockerd, but the next dockerd would take a zombie for a live process."""
-        file = self._place / "exec/containerd/containerd.pid"
+        """It exits with its dockerd, but the next dockerd would mistake a zombie for a live process."""
+        file = self._folder / "exec/containerd/containerd.pid"
         deadline = time.monotonic() + 10
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int(file.read_text())
@@ -168,9 +168,9 @@ class Daemon:
         self._end_containerd()
         for _ in range(3):
             mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-            for mount in sorted((mount for mount in mounts if mount.startswith(f"{self._place}/")), reverse=True):
+            for mount in sorted((mount for mount in mounts if mount.startswith(f"{self._folder}/")), reverse=True):
                 subprocess.run(["umount", "-l", mount], check=False, stderr=subprocess.DEVNULL)
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         for group in sorted(Path("/sys/fs/cgroup").glob(f"*{self._cgroup}"), reverse=True):
             with contextlib.suppress(OSError):
                 group.rmdir()
@@ -178,8 +178,8 @@ class Daemon:
     def _end_containerd(self) -> None:
         """A killed dockerd leaves it running."""
         try:
-            pid = int((self._place / "exec/containerd/containerd.pid").read_text())
-            if str(self._place).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = int((self._folder / "exec/containerd/containerd.pid").read_text())
+            if str(self._folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGTERM)
                 for _ in range(100):
                     if not Path(f"/proc/{pid}").exists():
@@ -193,29 +193,29 @@ class DockerDaemons:
     """Daemons by name, started on first use."""
 
     def __init__(self) -> None:
-        self._place = Path(tempfile.mkdtemp(prefix="hdock", dir="/tmp"))
+        self._folder = Path(tempfile.mkdtemp(prefix="hdock", dir="/tmp"))
         self._daemons: dict[str, Daemon] = {}
 
     def __call__(self, name: str = "h1", *, live_restore: bool = False) -> Daemon:
-        daemon = self._daemons.setdefault(name, Daemon(self._place, name))
+        daemon = self._daemons.setdefault(name, Daemon(self._folder, name))
         if not daemon.up:
             daemon.live_restore = live_restore
         daemon.start()
-        daemon.have_image()
+        daemon.ensure_image()
         return daemon
 
     def new(self, name: str) -> Daemon:
-        """One that is not started yet; stopped with the others at the latest."""
-        return self._daemons.setdefault(name, Daemon(self._place, name))
+        """A daemon that is not started yet; `close` stops it too."""
+        return self._daemons.setdefault(name, Daemon(self._folder, name))
 
     def close(self) -> None:
         for daemon in self._daemons.values():
             daemon.stop()
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _busybox_tar() -> bytes:
-    """A root file system with every applet in /bin, and /usr/bin beside it."""
+    """A root file system with every applet in /bin, and /usr/bin as a link to it."""
     packed = io.BytesIO()
     applets = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -233,7 +233,7 @@ def _busybox_tar() -> bytes:
         add("usr/bin", kind=tarfile.SYMTYPE, link="../bin")
         add("bin/busybox", kind=tarfile.REGTYPE, data=Path(BUSYBOX).read_bytes())
         for applet in applets:
-            if applet != "busybox":  # it would point at itself
+            if applet != "busybox":  # that would be a link to itself
                 add(f"bin/{applet}", kind=tarfile.SYMTYPE, link="busybox")
         add("etc/passwd", mode=0o644, kind=tarfile.REGTYPE,
             data=b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")  # fmt: skip
@@ -242,7 +242,7 @@ def _busybox_tar() -> bytes:
 
 
 def missing_requirement() -> str:
-    """What is missing here for a daemon of our own, or ""."""
+    """Why a Docker daemon cannot be started here, or ""."""
     missing = [name for name in ("dockerd", "containerd", "runc", "docker-init") if shutil.which(name) is None]
     if not os.access(BUSYBOX, os.X_OK):
         missing.append(BUSYBOX)
@@ -253,7 +253,7 @@ def missing_requirement() -> str:
 
 @pytest.fixture(scope="session")
 def dockerd() -> Iterator[DockerDaemons]:
-    """Docker daemons for the whole session: `dockerd()` is the first of them."""
+    """Docker daemons for the whole session; `dockerd()` returns the first one."""
     if problem := missing_requirement():
         if os.environ.get("CI"):
             pytest.fail(problem)

@@ -1,27 +1,19 @@
-"""Batch systems for the conformance suite: Slurm in both modes and by both transports, and PBS with its stand-in."""
+"""Batch system backends: Slurm in both modes and over both transports, and PBS with its stand-in."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from agent_host import unique_installation
 from hodei.backends.base import BackendContext
 from hodei.backends.hpc import pbs as pbs_backend
 from hodei.backends.hpc import slurm as slurm_backend
 from hodei.backends.hpc.backend import HpcBackend
 from hodei.runtime.clock import SystemClock
 from slurm_cluster import SlurmCluster
-
-_installations = itertools.count(1)
-
-
-def an_installation() -> str:
-    """A new name each time, so that jobs of earlier tests are ignored."""
-    return f"t{os.getpid()}x{next(_installations)}"
 
 
 def slurm_settings(
@@ -39,19 +31,19 @@ def slurm_settings(
 def a_slurm(
     cluster: SlurmCluster, home: Path, mode: str, transport: str, *, installation: str = "", **fields: Any
 ) -> HpcBackend:
-    context = BackendContext(installation or an_installation(), 1, home / "backends", SystemClock())
+    context = BackendContext(installation or unique_installation(), 1, home / "backends", SystemClock())
     return slurm_backend.make("hpc", slurm_settings(cluster, home / "output", mode, transport, **fields), context)
 
 
 class PbsStandIn:
-    """The commands of `stand_ins/pbs`, with jobs of their own."""
+    """The commands of `stand_ins/pbs`, installed into `home`, which also holds their jobs."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
         text = (Path(__file__).parent / "stand_ins/pbs/stand_in.py").read_text().split("\n", 1)[1]
         for name in ("qsub", "qstat", "qdel", "qsig", "pbsnodes"):
-            # This interpreter, and without its packages: each command is a process, and there are many.
+            # This interpreter without its packages: the commands are called often and must start fast.
             (home / name).write_text(f"#!{sys.executable} -IS\n{text}")
             (home / name).chmod(0o755)
 

@@ -1,7 +1,7 @@
-"""A real Slurm on this machine for tests, within one directory and the loopback: munged, slurmctld, four slurmd with more cores
-than the machine has, and slurmrestd twice (unix socket as the caller, TCP with tokens).
+"""A real Slurm on this machine, in one directory and on loopback: munged, slurmctld, four slurmd with more cores than the
+machine has, and slurmrestd twice (unix socket as the caller, TCP with tokens).
 
-It proves nothing about networks, shared file systems, other accounts, or real GPUs (these are copies of /dev/null).
+It does not cover networks, shared file systems, other accounts, or real GPUs (these are copies of /dev/null).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ PARTITIONS = (
     "PartitionName=gpu Nodes=n1 MaxTime=60 PriorityTier=5 PreemptMode=OFF State=UP",
 )
 NEEDED = ("munged", "slurmctld", "slurmd", "slurmrestd", "sbatch")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class SlurmCluster:
@@ -81,13 +81,13 @@ class SlurmCluster:
         env = {**self.env, "SLURMRESTD_SECURITY": "disable_user_check"}
         self._spawn("restd", env, "slurmrestd", "-f", self.conf, "-s", "openapi/v0.0.38", "-a", "rest_auth/local",
                     f"unix:{self.rest_socket}")  # fmt: skip
-        nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-        self._spawn("restd-jwt", {**self.env, "SLURM_JWT": "daemon"}, *nobody, "slurmrestd", "-f", self.conf, "-s",
+        as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        self._spawn("restd-jwt", {**self.env, "SLURM_JWT": "daemon"}, *as_nobody, "slurmrestd", "-f", self.conf, "-s",
                     "openapi/v0.0.38", "-a", "rest_auth/jwt", f"127.0.0.1:{self.ports['rest']}")  # fmt: skip
 
     def _spawn(self, name: str, env: dict[str, str], *words: str | Path) -> None:
         with open(self.home / f"log/{name}.log", "wb") as log:
-            # Kept: a handle that is dropped while its process runs is a ResourceWarning.
+            # Stored, because dropping the handle of a running process is a ResourceWarning.
             process = self._spawned[name] = subprocess.Popen(
                 [str(word) for word in words],
                 env=env,
@@ -114,10 +114,10 @@ class SlurmCluster:
         )
         self.wait(self.rest_socket.exists, "slurmrestd")
 
-    def wait(self, true, what: str) -> None:
+    def wait(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while not true():
-            assert time.monotonic() < deadline, f"no {what} within {DEADLINE_S} s: {self.final_checks()}"
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} within {DEADLINE_S} s: {self._log_tail()}"
             time.sleep(0.05)
 
     def _quietly(self, *words: str) -> str:
@@ -133,7 +133,7 @@ class SlurmCluster:
         self.wait(lambda: _has_exited(pid), f"end of {name}")
 
     def stop_ctld(self) -> None:
-        """SIGTERM, after which it saves its state; returns when it has exited."""
+        """SIGTERM; it saves its state. Returns when it has exited."""
         pid = self.pid("slurmctld")
         os.kill(pid, signal.SIGTERM)
         self.wait(lambda: _has_exited(pid), "end of slurmctld")
@@ -142,7 +142,7 @@ class SlurmCluster:
         self.wait(lambda: "UP" in self._quietly("scontrol", "ping"), "slurmctld")
 
     def wait_until_saved(self) -> None:
-        """Slurm writes its jobs some seconds after a change: wait until a job submitted now is on disk."""
+        """Slurm writes its state some seconds after a change: wait until a job submitted now is on disk."""
         name = f"hodei-mark-{time.monotonic_ns()}"
         self._call("sbatch", "--hold", f"--job-name={name}", "--output=/dev/null", "--wrap=true")
         saved = self.home / "state/job_state"
@@ -150,7 +150,7 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def hung(self, name: str) -> Iterator[None]:
-        """The daemon is stopped; the kernel still accepts connections and data for it."""
+        """The daemon is stopped by SIGSTOP; the kernel still accepts connections and data for it."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -161,12 +161,12 @@ class SlurmCluster:
     def token(self) -> str:
         return self._call("scontrol", "token", "lifespan=3600", "username=root").strip().partition("=")[2]
 
-    def final_checks(self) -> str:
+    def _log_tail(self) -> str:
         log = self.home / "log/slurmctld.log"
         return " / ".join(log.read_text().splitlines()[-4:]) if log.exists() else ""
 
     def clear(self) -> None:
-        """Cancel all jobs, which would survive the daemons."""
+        """Cancel all jobs, because they would outlive the daemons."""
         self._quietly("scancel", "--user=root")
         self.wait(lambda: not self._quietly("squeue", "-h", "-o", "%i").strip(), "end of all jobs")
 
@@ -250,16 +250,16 @@ def _has_exited(pid: int) -> bool:
 
 
 def missing() -> str:
-    """Why Slurm cannot be started here, "" if it can."""
+    """Why Slurm cannot be started here, or ""."""
     if os.getuid() != 0:
-        return "only root can start a Slurm of its own"
+        return "only root can start a Slurm cluster"
     absent = [name for name in NEEDED if shutil.which(name) is None]
     return f"not installed: {', '.join(absent)} (scripts/install-slurm.sh)" if absent else ""
 
 
 @contextlib.contextmanager
 def running(*settings: str) -> Iterator[SlurmCluster]:
-    """`settings`: further lines of slurm.conf."""
+    """`settings`: additional lines of slurm.conf."""
     home = Path(tempfile.mkdtemp(prefix="hodei-slurm-", dir="/run" if os.access("/run", os.W_OK) else None))
     cluster = SlurmCluster(home, *settings)
     try:
@@ -272,7 +272,7 @@ def running(*settings: str) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
-    """One for the whole session."""
+    """One cluster for the whole session."""
     if problem := missing():
         if os.environ.get("CI"):
             pytest.fail(problem)
@@ -281,7 +281,7 @@ def slurm() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-if __name__ == "__main__":  # python slurm_cluster.py COMMAND...: with a Slurm of its own
+if __name__ == "__main__":  # python slurm_cluster.py COMMAND...: run it with a Slurm cluster
     if problem := missing():
         sys.exit(f"no Slurm: {problem}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -1,7 +1,7 @@
 """The built-in backends pass the public suite.
 
-Kubernetes is held to the same in tests/real/kubernetes/test_backend.py: kwok, which plays the kubelets there, runs no
-commands.
+The Kubernetes backend is tested in tests/real/kubernetes/test_backend.py, because kwok, which simulates the kubelets
+there, runs no commands.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from agent_host import unique_installation
 from builders import a_node
-from docker_backends import a_docker, a_name
+from docker_backends import a_docker
 from docker_hosts import DockerDaemons
 from hodei.backends.base import BackendContext
 from hodei.backends.docker.backend import CAPABILITIES as DOCKER_CAPABILITIES
@@ -24,7 +25,7 @@ from hodei.backends.local import LocalBackend
 from hodei.ports import Backend
 from hodei.runtime.clock import SystemClock
 from hodei.testing import BackendConformance
-from hpc_backends import PbsStandIn, a_slurm, an_installation
+from hpc_backends import PbsStandIn, a_slurm
 from slurm_cluster import SlurmCluster
 
 
@@ -57,7 +58,7 @@ class TestDocker(BackendConformance):
 
     @pytest.fixture(autouse=True)
     def choose(self, dockerd: DockerDaemons) -> None:
-        self.daemon, self.installation = dockerd(), a_name()
+        self.daemon, self.installation = dockerd(), unique_installation()
 
     def make_backend(self, home: Path) -> Backend:
         return a_docker(home, self.daemon, installation=self.installation)
@@ -73,16 +74,16 @@ class TestSlurm(BackendConformance):
 
     @pytest.fixture(
         autouse=True,
-        params=[(mode, way) for mode in ("placed", "delegate") for way in ("commands", "rest")],
+        params=[(mode, transport) for mode in ("placed", "delegate") for transport in ("commands", "rest")],
         ids="-".join,
     )
     def choose(self, request: pytest.FixtureRequest, slurm: SlurmCluster) -> None:
-        self.cluster, self.way = slurm, request.param
-        self.capabilities = slurm_capabilities(*self.way)
-        self.installation = an_installation()
+        self.cluster, self.variant = slurm, request.param
+        self.capabilities = slurm_capabilities(*self.variant)
+        self.installation = unique_installation()
 
     def make_backend(self, home: Path) -> Backend:
-        return a_slurm(self.cluster, home, *self.way, installation=self.installation)
+        return a_slurm(self.cluster, home, *self.variant, installation=self.installation)
 
     async def clean_up(self) -> None:
         self.cluster.clear()
@@ -97,11 +98,11 @@ class TestPbs(BackendConformance):
     def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         self.mode = request.param
         self.capabilities = pbs_capabilities(self.mode)
-        self.system, self.installation = PbsStandIn(tmp_path / "pbs"), an_installation()
+        self.pbs, self.installation = PbsStandIn(tmp_path / "pbs"), unique_installation()
 
     def make_backend(self, home: Path) -> Backend:
         context = BackendContext(self.installation, 1, home / "backends", SystemClock())
-        return self.system.backend(context, home / "output", self.mode)
+        return self.pbs.backend(context, home / "output", self.mode)
 
     async def clean_up(self) -> None:
-        await self.system.clear()
+        await self.pbs.clear()

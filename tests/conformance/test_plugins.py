@@ -33,5 +33,5 @@ class TestBuiltInQueues(QueueConformance):
 
 
 def test_some_built_in_plugins_are_scalar() -> None:
-    """Otherwise the suite would skip its comparison of one node with all nodes."""
+    """Without scalar plugins the suite would skip its comparison of one node with all nodes."""
     assert sum(getattr(find_plugin(name), "scalar", False) for name in PLUGINS) > 3

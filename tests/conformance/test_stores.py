@@ -21,14 +21,14 @@ class BuiltInStore(StoreConformance):
                 SaveRun(a_run(job=id, node="rare" if id % 9 == 1 else "n"), new=True),
             ]
         store.commit(saves)
-        found, after = [], None
+        jobs, after = [], None
         for _ in range(20):
             page = store.runs_on(NodeRunsQuery("rare", after=after, limit=2))
-            found += [run.job for run in page.runs]
+            jobs += [run.job for run in page.runs]
             after = page.next_after
             if after is None:
                 break
-        assert found == [19, 10, 1]
+        assert jobs == [19, 10, 1]
 
 
 class TestMemoryStore(BuiltInStore):

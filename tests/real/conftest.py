@@ -1,4 +1,4 @@
-"""An empty installation for each test, not yet started, and removed afterwards."""
+"""The fixture `installation`: empty, not started, and stopped after the test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from real.installation import Installation
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    made = Installation(tmp_path / "home")
+    installation = Installation(tmp_path / "home")
     try:
-        yield made
+        yield installation
     finally:
-        made.close()
+        installation.close()

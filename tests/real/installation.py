@@ -1,6 +1,6 @@
-"""For tests: a complete installation in its own directory, as real processes, with its command line, client and HTTP API.
+"""A complete installation in its own directory, as real processes, with its command line, client and HTTP API.
 
-All processes of the directory are stopped by pid after the test, and none may be left.
+After the test all its processes are stopped by pid, and the test fails if one is left.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hodei import Client
 from hodei.api.views import JobDetail
 from hodei.client.transport import read_server_file
 
-# Only how long a test that fails takes: a command may need half a minute on a machine that is busy with other things.
+# Only failing tests take this long. A command may need half a minute on a busy machine.
 DEADLINE_S = 120.0
 BIN = Path(sys.executable).parent
 T = TypeVar("T")
 
 
-def until(true: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """What `true` says once that is no longer nothing: polled, with a deadline."""
+def until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """Poll `condition` until its result is truthy, and return that; `what` describes it in the error message."""
     ends = time.monotonic() + deadline_s
-    while not (found := true()):
+    while not (found := condition()):
         if time.monotonic() > ends:
             raise AssertionError(f"{what}: not within {deadline_s:g} s")
         time.sleep(0.01)
@@ -42,17 +42,17 @@ def until(true: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_
 
 
 def pids_in(file: Path, count: int) -> list[int]:
-    """The first `count` process numbers that jobs have written into `file`, when they have."""
+    """Wait until jobs have written `count` process ids into `file`, and return all of them."""
 
     def read() -> list[int]:
         found = file.read_text().split() if file.exists() else []
         return [int(pid) for pid in found] if len(found) >= count else []
 
-    return until(read, f"{count} processes have said who they are")
+    return until(read, f"{count} processes have written their pids")
 
 
-class Said(NamedTuple):
-    """What a command said and how it ended."""
+class CommandResult(NamedTuple):
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -67,8 +67,8 @@ class Said(NamedTuple):
         return self.out.splitlines()
 
 
-class Answer(NamedTuple):
-    """An HTTP answer; `seconds` from the first byte sent to the last byte read."""
+class Response(NamedTuple):
+    """An HTTP response; `seconds` from the first byte sent to the last byte read."""
 
     status: int
     headers: dict[str, str]
@@ -80,20 +80,20 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-def until_told(file: Path, then: str = "exit 0") -> tuple[str, ...]:
-    """A command that runs until the test makes `file`, and then does `then`: how fast the machine is changes nothing."""
+def wait_for_file(file: Path, then: str = "exit 0") -> tuple[str, ...]:
+    """A command that waits until the test creates `file`, and then runs `then`. It does not depend on timing."""
     return ("sh", "-c", f"while [ ! -e {file} ]; do sleep 0.02; done; {then}")
 
 
 class ShortLivedClient(Client):
-    """Closes its connection when the test drops it, as in `installation.client().nodes()`."""
+    """Closes its connection when it is garbage collected, for `installation.client().nodes()`."""
 
     def __del__(self) -> None:
         self.close()
 
 
 def may_fork(env: dict[str, str] | None) -> bool:
-    """Variables of Python, the locale or the time zone have an effect only on a fresh process."""
+    """Variables of Python, the locale or the time zone take effect only in a fresh process."""
     return all(name.startswith("HODEI_") for name in env or ())
 
 
@@ -103,7 +103,6 @@ class Installation:
         self.log = home.parent / "server.log"
         self.address = ""
         self.server: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self.faults_expected = False
         self._commands: list[subprocess.Popen[Any]] = []
 
     def configure(self, toml: str) -> Installation:
@@ -112,14 +111,14 @@ class Installation:
         return self
 
     def up(self, *args: str, port: int = 0, env: dict[str, str] | None = None) -> Installation:
-        """Start a server and wait until it says that it is up."""
+        """Start a server and wait until it is up."""
         self.start(*args, port=port, env=env)
         self.until_up()
         return self
 
     def start(self, *args: str, port: int = 0, env: dict[str, str] | None = None) -> None:
-        assert self.server is None or self.server.poll() is not None, "it is running already"
-        self._began = self.log.stat().st_size if self.log.exists() else 0
+        assert self.server is None or self.server.poll() is not None, "the server is already running"
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         options = [f"--home={self.home}", f"--port={port}", *args]
         with self.log.open("ab") as log, open(os.devnull, "rb") as nothing:
             if self.server is None and may_fork(env):
@@ -136,56 +135,58 @@ class Installation:
         assert server is not None
 
         def is_up() -> str:
-            said = self.said()
-            assert server.poll() is None, f"the server ended with {server.returncode}: {said}"
-            found = re.search(r"is up at (\S+)", said)
+            output = self.server_output()
+            assert server.poll() is None, f"the server ended with {server.returncode}: {output}"
+            found = re.search(r"is up at (\S+)", output)
             return found[1] if found else ""
 
         self.address = until(is_up, "the server is up")
 
-    def said(self) -> str:
-        """What the server of now has said."""
+    def server_output(self) -> str:
+        """What the current server process has written so far."""
         with self.log.open("rb") as log:
-            log.seek(self._began)
+            log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """kill -9, and gone when this returns."""
+        """kill -9; returns when the server has exited."""
         assert self.server is not None
         self.server.kill()
         self.server.wait(DEADLINE_S)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """SIGTERM; returns the exit code."""
         assert self.server is not None
         self.server.terminate()
         return self.server.wait(DEADLINE_S)
 
     def env(self, more: dict[str, str] | None = None) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HODEI_")}
-        return {**kept, "HODEI_HOME": str(self.home), **(more or {})}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HODEI_")}
+        return {**inherited, "HODEI_HOME": str(self.home), **(more or {})}
 
     def hodei(
         self, *args: str, input: str | bytes = "", env: dict[str, str] | None = None, timeout_s: float = DEADLINE_S
-    ) -> Said:
-        """The real command line, to its end."""
+    ) -> CommandResult:
+        """Run a command of the command line to its end."""
         data = input.encode() if isinstance(input, str) else input
         if may_fork(env) and "up" not in args:
             code, out, err = fork_server("hodei").run("hodei", [*args], self.env(env), data, timeout_s)
-            return Said(code, out.decode(errors="replace"), err.decode(errors="replace"))
+            return CommandResult(code, out.decode(errors="replace"), err.decode(errors="replace"))
         done = subprocess.run(
             [BIN / "hodei", *args], input=data, capture_output=True, env=self.env(env), timeout=timeout_s, check=False
         )
-        return Said(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return CommandResult(
+            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
 
-    def ok(self, *args: str, input: str = "") -> Said:
-        """The same, and it must succeed."""
-        said = self.hodei(*args, input=input)
-        assert said.code == 0, f"hodei {' '.join(args)}: exit code {said.code}\n{said.out}{said.err}"
-        return said
+    def ok(self, *args: str, input: str = "") -> CommandResult:
+        """Like `hodei`, and the command must succeed."""
+        result = self.hodei(*args, input=input)
+        assert result.code == 0, f"hodei {' '.join(args)}: exit code {result.code}\n{result.out}{result.err}"
+        return result
 
     def begin(self, *args: str) -> subprocess.Popen[bytes]:
-        """A command that goes on; its output can be read as it comes."""
+        """Start a command without waiting for it; its output is read from pipes."""
         command = subprocess.Popen(
             [BIN / "hodei", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=self.env(), bufsize=0,
@@ -208,8 +209,8 @@ class Installation:
         *,
         token: str | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Answer:
-        """One bare HTTP request. `token` "" sends none."""
+    ) -> Response:
+        """One HTTP request. An empty `token` sends none."""
         host, port = self.address.removeprefix("http://").rsplit(":", 1)
         connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
         token = self.token if token is None else token
@@ -222,7 +223,7 @@ class Installation:
         finally:
             connection.close()
         seconds = time.monotonic() - began
-        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, data, seconds)
+        return Response(response.status, {k.lower(): v for k, v in response.getheaders()}, data, seconds)
 
     def job(self, id: int) -> JobDetail:
         with self.client() as client:
@@ -236,14 +237,14 @@ class Installation:
             return client.submit({"command": list(command) or ["true"], "cpu": "10m", "memory": "1Mi", **fields}).id
 
     def until_state(self, id: int, *states: str) -> JobDetail:
-        def there() -> JobDetail | None:
-            found = self.job(id)
-            return found if found.job.state in states else None
+        def reached() -> JobDetail | None:
+            detail = self.job(id)
+            return detail if detail.job.state in states else None
 
-        return until(there, f"job {id} is {' or '.join(states)}")
+        return until(reached, f"job {id} is {' or '.join(states)}")
 
     def ended(self, *ids: int, timeout_s: float = DEADLINE_S) -> list[JobDetail]:
-        """All of them, when they have ended."""
+        """Wait until these jobs have ended, and return them."""
         with self.client() as client:
             client.wait(ids, timeout_s)
             return [client.job(id) for id in ids]
@@ -253,7 +254,7 @@ class Installation:
             return b"".join(client.logs(id, stream=stream, **fields)).decode()
 
     def works(self) -> None:
-        """A plain job still runs."""
+        """Assert that a plain job still runs."""
         assert self.ended(self.submit("sh", "-c", "exit 7"))[0].job.exit_code == 7
 
     @property
@@ -267,20 +268,23 @@ class Installation:
         except OSError:
             return 0
 
-    def agent_has_left(self) -> bool:
-        """Ask it to leave; it may have left by itself since we looked."""
-        if agent := self.agent():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(agent, signal.SIGTERM)
-        return not agent
+    def agents_stopped(self) -> bool:
+        """Terminate all agents, also those of additional local backends; True if none is left."""
+        locks = [self.agent_home / "lock", *(self.home / "backends").glob("*/lock")]
+        agents = [pid for lock in locks if lock.exists() and (pid := agent_pid(lock.parent))]
+        for pid in agents:
+            with contextlib.suppress(ProcessLookupError):  # it has exited meanwhile
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGTERM)
+        return not agents
 
     def kill_agent(self) -> None:
-        pid = until(self.agent, "an agent is there")
+        pid = until(self.agent, "an agent runs")
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not alive(pid), "the agent is gone")
+        until(lambda: not alive(pid), "the agent has exited")
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Read the store from outside."""
+        """Query the database file directly."""
         db = sqlite3.connect(f"{(self.home / 'hodei.db').as_uri()}?mode=ro", uri=True, timeout=10)
         try:
             return db.execute(sql, values).fetchall()
@@ -288,34 +292,31 @@ class Installation:
             db.close()
 
     def close(self) -> None:
-        """Stop all that was started here, each by its own pid; whatever is left then is a fault."""
+        """Stop everything that was started here, each process by its pid. Raises if one is left."""
         for command in self._commands:
             if command.poll() is None:
                 command.kill()
             command.communicate()
-        if found := read_server_file(self.home):  # one that was started by `hodei up -d`
+        if found := read_server_file(self.home):  # a server started by `hodei up -d`
             _end(found.pid, self.home)
         if self.server is not None and self.server.poll() is None:
             self.server.kill()
             self.server.wait(DEADLINE_S)
-        for pid, path in _open_files_below(self.agent_home / "runs"):
+        for pid, path in _open_files_below(self.home):
             if path.name == "status":  # held by the wrapper of a run, which leads its process group
                 _end(pid, self.home, group=True)
-        until(self.agent_has_left, "the agent has left")
-        until(lambda: not list(_processes_of(self.home)), f"nothing is left of {self.home}", 5)
-        said = self.log.read_text(errors="replace") if self.log.exists() else ""
-        if not self.faults_expected:
-            assert "Traceback" not in said, said
-        agent_log = self.agent_home / "agent.log"
-        agent_output = agent_log.read_text(errors="replace") if agent_log.exists() else ""
-        assert "Traceback" not in agent_output, agent_output
+        until(self.agents_stopped, "all agents have stopped")
+        until(lambda: not list(_processes_of(self.home)), f"no process of {self.home} is left", 30)
+        for log in (self.log, self.agent_home / "agent.log"):
+            text = log.read_text(errors="replace") if log.exists() else ""
+            assert "Traceback" not in text, text
 
 
 def _end(pid: int, home: Path, *, group: bool = False) -> None:
     if alive(pid) and pid in {*_processes_of(home)}:
-        with contextlib.suppress(ProcessLookupError):  # it ended since we looked
+        with contextlib.suppress(ProcessLookupError):  # it has exited meanwhile
             (os.killpg if group else os.kill)(pid, signal.SIGKILL)
-        until(lambda: not alive(pid), f"process {pid} is gone")
+        until(lambda: not alive(pid), f"process {pid} has exited")
 
 
 def _pids() -> Iterator[int]:
@@ -336,7 +337,7 @@ def _open_files_below(path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _processes_of(home: Path) -> Iterator[int]:
-    """Processes that were started for this home, or that hold one of its files open."""
+    """Processes with this home in their command line, or with one of its files open."""
     yield from (pid for pid, _ in _open_files_below(home))
     for pid in _pids():
         try:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_host import DEADLINE_S, Desk, a_host, agent_pid, alive, an_order, kill_agent, until
+from agent_host import DEADLINE_S, ReconnectingRecorder, agent_pid, alive, an_order, kill_agent, local_agent, until
 from hodei.agent.limits import enforcement
 from hodei.agent.spawn import NOT_TRIED, SCRIPT, SHELL, STATUS_FD
 from hodei.backends.agent_link import Link
@@ -42,128 +42,128 @@ async def observe_through_outages(backend: LocalBackend) -> None:
             await backend.observe()
 
 
-async def pid_of(desk: Desk, run: str) -> int:
+async def pid_of(recorder: ReconnectingRecorder, run: str) -> int:
     """The pid that the run's own script has printed first."""
-    return int((await desk.log_has(run, b"\n")).split()[0])
+    return int((await recorder.log_has(run, b"\n")).split()[0])
 
 
-async def order_until_heard(desk: Desk, orders: list[Start]) -> None:
+async def order_until_heard(recorder: ReconnectingRecorder, orders: list[Start]) -> None:
     """What a server does: a call that broke is made again, and what the agent does not know of later is ordered again."""
-    desk.ordered |= {order.run.id: order for order in orders}
+    recorder.ordered |= {order.run.id: order for order in orders}
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
-                assert await desk.backend.start(orders) == {}
+                assert await recorder.backend.start(orders) == {}
                 return
             except BackendError:
                 continue
 
 
 def test_runs_are_restored_after_the_agent_was_killed(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         gate = tmp_path / "gate"
-        async with a_host(tmp_path / "home") as desk:
+        async with local_agent(tmp_path / "home") as recorder:
             wait = f"echo ran >> {tmp_path}/proof-$HODEI_JOB_ID; until [ -e {gate} ]; do sleep 0.02; done; exit $1"
             orders = [an_order(job, "/bin/sh", "-c", wait, "sh", str(job)) for job in (1, 2, 3)]
-            await desk.backend.start(orders)
+            await recorder.backend.start(orders)
             for order in orders:
-                await desk.running(order.run.id)
+                await recorder.running(order.run.id)
             await kill_agent(tmp_path / "home")
-            await order_until_heard(desk, orders)
+            await order_until_heard(recorder, orders)
             gate.touch()
-            ends = [await desk.end_of(order.run.id) for order in orders]
+            ends = [await recorder.end_of(order.run.id) for order in orders]
             assert [(end.state, end.exit_code) for end in ends] == [("failed", 1), ("failed", 2), ("failed", 3)]
             assert [(tmp_path / f"proof-{job}").read_text() for job in (1, 2, 3)] == ["ran\n"] * 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_run_that_ended_without_an_agent_keeps_its_exit_code(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home, gate = tmp_path / "home", tmp_path / "gate"
-        async with a_host(home) as desk:
+        async with local_agent(home) as recorder:
             script = f"echo $$; until [ -e {gate} ]; do sleep 0.02; done; exit 42"
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
-            pid = await pid_of(desk, "1.0.1")
-            await desk.backend.close()
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            pid = await pid_of(recorder, "1.0.1")
+            await recorder.backend.close()
             await kill_agent(home)
             gate.touch()
             await until(lambda: not alive(pid))
-        async with a_host(home, epoch=2) as desk:
-            end = await desk.end_of("1.0.1")
+        async with local_agent(home, epoch=2) as recorder:
+            end = await recorder.end_of("1.0.1")
             assert (end.state, end.exit_code) == ("failed", 42)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_run_that_vanished_without_a_trace_is_lost(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $PPID $$; sleep 300")])
-            said = await desk.log_has("1.0.1", b"\n")
+        async with local_agent(home) as recorder:
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $PPID $$; sleep 300")])
+            said = await recorder.log_has("1.0.1", b"\n")
             wrapper, command = map(int, said.split())
-            await desk.backend.close()
+            await recorder.backend.close()
             await kill_agent(home)
             os.killpg(wrapper, signal.SIGKILL)
             await until(lambda: not alive(command) and not alive(wrapper))
-        async with a_host(home, epoch=2) as desk:
-            end = await desk.end_of("1.0.1")
+        async with local_agent(home, epoch=2) as recorder:
+            end = await recorder.end_of("1.0.1")
             assert (end.state, end.exit_code, end.reason_code) == ("lost", None, "lost")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_an_ended_run_left_in_its_group_is_killed_even_if_the_agent_was_dead(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home, gate = tmp_path / "home", tmp_path / "gate"
-        async with a_host(home) as desk:
+        async with local_agent(home) as recorder:
             script = f"sleep 300 & echo $!; until [ -e {gate} ]; do sleep 0.02; done"
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
-            left = await pid_of(desk, "1.0.1")
-            await desk.backend.close()
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            left = await pid_of(recorder, "1.0.1")
+            await recorder.backend.close()
             await kill_agent(home)
             gate.touch()
-        async with a_host(home, epoch=2) as desk:
-            assert (await desk.end_of("1.0.1")).state == "succeeded"
+        async with local_agent(home, epoch=2) as recorder:
+            assert (await recorder.end_of("1.0.1")).state == "succeeded"
             await until(lambda: not alive(left))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_many_short_runs_end_exactly_once_while_the_agent_is_killed_again_and_again(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
+        async with local_agent(home) as recorder:
             script = f"echo ran >> {tmp_path}/proof-$HODEI_JOB_ID; exit $((HODEI_JOB_ID % 3))"
             orders = [an_order(job, "/bin/sh", "-c", script) for job in range(1, 101)]
             for at in range(0, 100, 20):
-                order = asyncio.create_task(order_until_heard(desk, orders[at : at + 20]))
+                order = asyncio.create_task(order_until_heard(recorder, orders[at : at + 20]))
                 await asyncio.sleep(0)
                 await kill_agent(home)
                 await order
-            ends = [await desk.end_of(order.run.id) for order in orders]
+            ends = [await recorder.end_of(order.run.id) for order in orders]
             for order, end in zip(orders, ends, strict=True):
                 proof = (tmp_path / f"proof-{order.run.job}").read_text()
                 assert (end.state != "lost", end.exit_code, proof) == (True, order.run.job % 3, "ran\n")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_terminated_agent_exits_and_its_runs_continue(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home, gate = tmp_path / "home", tmp_path / "gate"
-        async with a_host(home) as desk:
+        async with local_agent(home) as recorder:
             script = f"echo $$; until [ -e {gate} ]; do sleep 0.02; done; exit 7"
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
-            pid, agent = await pid_of(desk, "1.0.1"), agent_pid(home)
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            pid, agent = await pid_of(recorder, "1.0.1"), agent_pid(home)
             os.kill(agent, signal.SIGTERM)
             await until(lambda: not alive(agent))
             assert alive(pid)
             gate.touch()
-            assert (await desk.end_of("1.0.1")).exit_code == 7
+            assert (await recorder.end_of("1.0.1")).exit_code == 7
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_repeated_stop_signals_end_an_agent_without_a_traceback(tmp_path):
@@ -193,76 +193,76 @@ def test_a_wrapper_that_cannot_write_its_first_line_does_not_start_the_command(t
 
 
 def test_a_timeout_holds_while_no_server_is_connected(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=300)])
-            pid = await pid_of(desk, "1.0.1")
-            await desk.backend.close()
+        async with local_agent(home) as recorder:
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=300)])
+            pid = await pid_of(recorder, "1.0.1")
+            await recorder.backend.close()
             await until(lambda: not alive(pid))
-        async with a_host(home, epoch=2) as desk:
-            end = await desk.end_of("1.0.1")
+        async with local_agent(home, epoch=2) as recorder:
+            end = await recorder.end_of("1.0.1")
             assert (end.state, end.exit_code, end.reason_code) == ("failed", 143, "timeout")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_timeout_holds_after_the_agent_was_killed(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=700)])
-            await pid_of(desk, "1.0.1")
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=700)])
+            await pid_of(recorder, "1.0.1")
             await kill_agent(tmp_path / "home")
-            assert (await desk.end_of("1.0.1")).reason_code == "timeout"
+            assert (await recorder.end_of("1.0.1")).reason_code == "timeout"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_command_that_ignores_term_is_killed_after_its_grace_with_its_children(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             script = "trap '' TERM; sleep 300 & echo $!; echo ready; while :; do sleep 0.05; done"
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
-            child = int((await desk.log_has("1.0.1", b"ready")).split()[0])
-            await desk.stop("1.0.1", grace_ms=100, reason=StopReason("cancelled", "by ann"))
-            end = await desk.end_of("1.0.1")
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            child = int((await recorder.log_has("1.0.1", b"ready")).split()[0])
+            await recorder.stop("1.0.1", grace_ms=100, reason=StopReason("cancelled", "by ann"))
+            end = await recorder.end_of("1.0.1")
             assert (end.state, end.exit_code, end.reason) == ("stopped", 137, "cancelled by ann")
             await until(lambda: not alive(child))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @needs_memory_groups
 def test_a_stop_takes_children_along_that_left_the_group(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             script = "setsid sh -c 'echo $$; exec sleep 300' & sleep 300"
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", script, limits={"memory": 256 << 20})])
-            daemon = await pid_of(desk, "1.0.1")
-            await desk.stop("1.0.1", grace_ms=5000)
-            assert (await desk.end_of("1.0.1")).state == "stopped"
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", script, limits={"memory": 256 << 20})])
+            daemon = await pid_of(recorder, "1.0.1")
+            await recorder.stop("1.0.1", grace_ms=5000)
+            assert (await recorder.end_of("1.0.1")).state == "stopped"
             await until(lambda: not alive(daemon))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_a_run_leaves_behind_in_its_group_is_killed_when_it_ends(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await desk.run(an_order(1, "/bin/sh", "-c", "sleep 300 & echo $!"))
-            left = await pid_of(desk, "1.0.1")
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await recorder.run(an_order(1, "/bin/sh", "-c", "sleep 300 & echo $!"))
+            left = await pid_of(recorder, "1.0.1")
             await until(lambda: not alive(left))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @needs_memory_groups
 def test_a_run_over_its_memory_limit_ends_as_oom_and_its_group_is_removed(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home", installation="oomtest") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home", installation="oomtest") as recorder:
             hungry = "b = bytearray(200 << 20); print(len(b))"
             limits = {"memory": 64 << 20}
-            modest, end = await desk.run(
+            modest, end = await recorder.run(
                 an_order(1, sys.executable, "-S", "-c", "print(1)", limits=limits),
                 an_order(2, sys.executable, "-S", "-c", hungry, limits=limits),
             )
@@ -270,88 +270,90 @@ def test_a_run_over_its_memory_limit_ends_as_oom_and_its_group_is_removed(tmp_pa
             assert (end.state, end.exit_code, end.reason_code) == ("failed", 137, "oom")
             await until(lambda: not list(Path("/sys/fs/cgroup").glob("**/hodei-*/oomtest.*")))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @needs_cpu_groups
 def test_a_cpu_limit_is_a_quota(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home", installation="cputest") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home", installation="cputest") as recorder:
             script = "cat /proc/self/cgroup; echo ready; sleep 300"
-            await desk.backend.start([an_order(1, "/bin/sh", "-c", script, limits={"cpu": 250})])
-            await desk.log_has("1.0.1", b"ready")
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", script, limits={"cpu": 250})])
+            await recorder.log_has("1.0.1", b"ready")
             (group,) = Path("/sys/fs/cgroup").glob("**/hodei-*/cputest.1.0.1")
             quota = group / "cpu.cfs_quota_us"
             assert (quota.read_text() if quota.exists() else (group / "cpu.max").read_text()).split()[0] == "25000"
-            await desk.stop("1.0.1", grace_ms=0)
-            await desk.end_of("1.0.1")
+            await recorder.stop("1.0.1", grace_ms=0)
+            await recorder.end_of("1.0.1")
             await until(lambda: not group.exists())
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_how_readily_a_run_is_killed_for_memory_follows_its_class(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         look = ("/bin/sh", "-c", "cat /proc/self/oom_score_adj")
         full = {"cpu": 1000, "memory": 64 << 20}
         quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-        async with a_host(tmp_path) as desk:
-            await desk.run(
+        async with local_agent(tmp_path) as recorder:
+            await recorder.run(
                 an_order(1, *look, cpu=1, memory=64 << 20, limits=full),
                 an_order(2, *look, cpu=1, memory=quarter),
                 an_order(3, *look, cpu=0, memory=0),
             )
-            said = [int(await desk.log(f"{job}.0.1")) for job in (1, 2, 3)]
+            said = [int(await recorder.log(f"{job}.0.1")) for job in (1, 2, 3)]
         own = int(Path("/proc/self/oom_score_adj").read_text())
         # Without CAP_SYS_RESOURCE nobody may make it harder to be killed.
         capabilities = next(line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)
         assert said[0] == (-997 if int(capabilities.split()[1], 16) >> 24 & 1 else own)
         assert said[1:] == [750, 1000]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @needs_cpu_groups
 def test_a_best_effort_run_has_the_least_weight_and_one_with_a_limit_that_of_its_request(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home", installation="weighed") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home", installation="weighed") as recorder:
             wait = ("/bin/sh", "-c", "echo ready; exec sleep 300")
-            await desk.backend.start(
+            await recorder.backend.start(
                 [an_order(1, *wait, cpu=0, memory=0), an_order(2, *wait, cpu=2, limits={"cpu": 3000})]
             )
             found = []
             for run in ("1.0.1", "2.0.1"):
-                await desk.log_has(run, b"ready")
+                await recorder.log_has(run, b"ready")
                 (group,) = Path("/sys/fs/cgroup").glob(f"**/hodei-*/weighed.{run}")
                 shares = group / "cpu.shares"
                 found.append(int((shares if shares.exists() else group / "cpu.weight").read_text()))
-                await desk.stop(run, grace_ms=0)
-                await desk.end_of(run)
+                await recorder.stop(run, grace_ms=0)
+                await recorder.end_of(run)
             assert found in ([2, 2048], [1, 79])  # cgroup v1, v2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_runs_of_a_virtual_node_stay_on_its_cores(tmp_path):
     core = max(os.sched_getaffinity(0))
 
-    async def story() -> None:
-        async with a_host(tmp_path / "home", nodes=[VirtualNode("n1", cpus=(core,)), VirtualNode("n2")]) as desk:
-            await desk.run(an_order(1, sys.executable, "-S", "-c", "import os; print(os.sched_getaffinity(0))"))
-            assert await desk.log("1.0.1") == f"{{{core}}}\n".encode()
-            assert [node.name for node in await desk.backend.nodes()] == ["n1", "n2"]
+    async def scenario() -> None:
+        async with local_agent(
+            tmp_path / "home", nodes=[VirtualNode("n1", cpus=(core,)), VirtualNode("n2")]
+        ) as recorder:
+            await recorder.run(an_order(1, sys.executable, "-S", "-c", "import os; print(os.sched_getaffinity(0))"))
+            assert await recorder.log("1.0.1") == f"{{{core}}}\n".encode()
+            assert [node.name for node in await recorder.backend.nodes()] == ["n1", "n2"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_output_past_the_cap_keeps_its_head_and_its_tail(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            link = desk.backend._agent.link
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            link = recorder.backend._agent.link
             order = {"run": "1.0.1", "argv": ["/bin/sh", "-c", "seq 1 200000"], "log_cap": 65_536}
             await link.request("start", runs=[order])
-            await desk.end_of("1.0.1")
-            said = await desk.log("1.0.1")
+            await recorder.end_of("1.0.1")
+            said = await recorder.log("1.0.1")
             assert said.startswith(b"1\n2\n3\n")
             assert said.endswith(b"199999\n200000\n")
             assert b"bytes dropped ...]\n" in said
@@ -359,13 +361,13 @@ def test_output_past_the_cap_keeps_its_head_and_its_tail(tmp_path):
             kept = (tmp_path / "home" / "runs" / "test" / "1.0.1" / "stdout").stat()
             assert kept.st_blocks * 512 < 100_000
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_log_that_is_no_file_of_the_run_is_refused(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await desk.run(an_order(1, "echo", "hi"), an_order(2, "echo", "hi"))
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await recorder.run(an_order(1, "echo", "hi"), an_order(2, "echo", "hi"))
             runs = tmp_path / "home" / "runs" / "test"
             (runs / "1.0.1" / "stdout").unlink()
             (runs / "1.0.1" / "stdout").mkdir()
@@ -373,13 +375,13 @@ def test_a_log_that_is_no_file_of_the_run_is_refused(tmp_path):
             (runs / "2.0.1" / "stdout").symlink_to("/etc/passwd")
             for run in ("1.0.1", "2.0.1"):
                 with pytest.raises(NotFound, match="stdout"):
-                    await desk.backend.logs(run, "stdout", 0, 100)
-            link: Link = desk.backend._agent.link
+                    await recorder.backend.logs(run, "stdout", 0, 100)
+            link: Link = recorder.backend._agent.link
             for run in ("../1.0.1", "..", "1.0.1/x", "", "a\0b"):
                 with pytest.raises(Exception, match="run's id"):
                     await link.request("logs", run=run, stream="stdout", offset=0, limit=1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 TEXT = st.text(
@@ -398,26 +400,26 @@ def test_no_string_is_ever_read_as_code(tmp_path):
         f"'; touch {canary} #",
     ]
 
-    async def check(desk: Desk, batches: list[list[str]]) -> None:
+    async def check(recorder: ReconnectingRecorder, batches: list[list[str]]) -> None:
         orders = []
         for words in batches:
             check.job += 1  # type: ignore[attr-defined]
             env = {"WORD": words[0] if words else ""}
             orders.append(an_order(check.job, "/usr/bin/printf", r"%s\0", *words, *attacks, env=env))  # type: ignore[attr-defined]
-        for words, end in zip(batches, await desk.run(*orders), strict=True):
+        for words, end in zip(batches, await recorder.run(*orders), strict=True):
             assert end.state == "succeeded"
             expected = "".join(f"{word}\0" for word in [*words, *attacks])
-            assert (await desk.log(end.run)).decode() == expected
+            assert (await recorder.log(end.run)).decode() == expected
 
     check.job = 0  # type: ignore[attr-defined]
     with asyncio.Runner() as runner:
-        host = a_host(tmp_path / "home")
-        desk = runner.run(host.__aenter__())
+        host = local_agent(tmp_path / "home")
+        recorder = runner.run(host.__aenter__())
 
         @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(st.lists(TEXT, max_size=5), min_size=10, max_size=30))
         def every_batch(batches: list[list[str]]) -> None:
-            runner.run(check(desk, batches))
+            runner.run(check(recorder, batches))
 
         try:
             every_batch()
@@ -427,21 +429,21 @@ def test_no_string_is_ever_read_as_code(tmp_path):
 
 
 def test_two_installations_on_one_agent_never_mix(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path, installation="one") as one, a_host(tmp_path, installation="two") as two:
+    async def scenario() -> None:
+        async with local_agent(tmp_path, installation="one") as one, local_agent(tmp_path, installation="two") as two:
             await one.run(an_order(1, "echo", "of one"))
             await two.run(an_order(1, "echo", "of two"))
             assert await one.log("1.0.1") == b"of one\n"
             assert await two.log("1.0.1") == b"of two\n"
             assert list(await one.backend.known()) == list(await two.backend.known()) == ["1.0.1"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_server_with_an_older_epoch_is_refused_and_a_newer_one_takes_over(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path, epoch=5) as old:
-            async with a_host(tmp_path, epoch=6) as new:
+    async def scenario() -> None:
+        async with local_agent(tmp_path, epoch=5) as old:
+            async with local_agent(tmp_path, epoch=6) as new:
                 with pytest.raises(StaleEpoch):
                     await asyncio.wait_for(observe_through_outages(old.backend), 10)
                 with pytest.raises(StaleEpoch):
@@ -452,25 +454,25 @@ def test_a_server_with_an_older_epoch_is_refused_and_a_newer_one_takes_over(tmp_
             with pytest.raises(StaleEpoch):
                 await late.open()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_home_with_a_very_long_path_works(tmp_path):
     home = tmp_path / ("deep" * 20) / ("deeper" * 20)
 
-    async def story() -> None:
-        async with a_host(home) as desk:
-            assert (await desk.run(an_order(1)))[0].state == "succeeded"
+    async def scenario() -> None:
+        async with local_agent(home) as recorder:
+            assert (await recorder.run(an_order(1)))[0].state == "succeeded"
             door = Path((home / "agent.addr").read_text())
             assert stat.S_IMODE(door.stat().st_mode) == 0o600
             assert stat.S_IMODE(door.parent.stat().st_mode) == 0o700
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_one_agent_runs_per_home_and_exits_when_it_is_not_needed(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path) as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path) as recorder:
             second = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "hodei.agent", "--home", tmp_path, stderr=asyncio.subprocess.PIPE
             )
@@ -479,21 +481,21 @@ def test_one_agent_runs_per_home_and_exits_when_it_is_not_needed(tmp_path):
             assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
             assert stat.S_IMODE((tmp_path / "agent.sock").stat().st_mode) == 0o600
             agent = agent_pid(tmp_path)
-            await desk.backend.close()
+            await recorder.backend.close()
             await until(lambda: not alive(agent))
             assert not (tmp_path / "agent.sock").exists()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_invalid_input_on_the_socket_gets_a_clear_error_and_changes_nothing(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path) as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path) as recorder:
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "agent.sock"))
             for line in (b"not json", b"[1]", b'{"id":1,"op":"start"}', b'{"id":2,"op":"x"}', b"[" * 100_000):
                 writer.write(line + b"\n")
                 assert b'"error"' in await asyncio.wait_for(reader.readline(), 10)
             writer.close()
-            assert (await desk.run(an_order(1)))[0].state == "succeeded"
+            assert (await recorder.run(an_order(1)))[0].state == "succeeded"
 
-    asyncio.run(story())
+    asyncio.run(scenario())

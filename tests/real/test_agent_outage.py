@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_host import Desk, a_host, agent_pid, an_order, kill_agent
+from agent_host import ReconnectingRecorder, agent_pid, an_order, kill_agent, local_agent
 from agent_host import until as eventually
 from hodei.model.facts import RunObserved
 from real.installation import Installation, until
@@ -67,25 +67,25 @@ def test_an_agent_that_hangs_is_reported_and_continues_afterwards(installation: 
 
 @pytest.mark.slow
 def test_a_start_that_hung_for_longer_than_a_call_may_take_is_not_made_twice(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         proof, home = tmp_path / "proof", tmp_path / "home"
         order = an_order(1, "/bin/sh", "-c", f"echo ran >>{proof}")
-        async with a_host(home) as desk:
+        async with local_agent(home) as recorder:
             agent = agent_pid(home)
             os.kill(agent, signal.SIGSTOP)
             try:
-                link = desk.backend._agent.link
-                first = asyncio.create_task(desk.backend.start([order]))
+                link = recorder.backend._agent.link
+                first = asyncio.create_task(recorder.backend.start([order]))
                 await eventually(lambda: link._pending, "the order is on its way")
                 first.cancel()  # what a server does when its patience is over
-                desk.ordered = {order.run.id: order}
+                recorder.ordered = {order.run.id: order}
             finally:
                 os.kill(agent, signal.SIGCONT)
-            assert await desk.backend.start([order]) == {}
-            assert (await desk.end_of(order.run.id)).state == "succeeded"
+            assert await recorder.backend.start([order]) == {}
+            assert (await recorder.end_of(order.run.id)).state == "succeeded"
             assert proof.read_text() == "ran\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def true_times(file: Path) -> tuple[int, int]:
@@ -106,10 +106,10 @@ def a_dated_order(tmp_path: Path):
     return an_order(1, "/bin/sh", "-c", f"{script}; exit 5")
 
 
-async def ends_unseen(desk: Desk, tmp_path: Path) -> None:
+async def ends_unseen(recorder: ReconnectingRecorder, tmp_path: Path) -> None:
     """The run ends, and some time passes in which nobody sees it."""
-    await desk.backend.start([a_dated_order(tmp_path)])
-    await desk.running("1.0.1")
+    await recorder.backend.start([a_dated_order(tmp_path)])
+    await recorder.running("1.0.1")
     await eventually(lambda: (tmp_path / "dates").exists())
 
 
@@ -121,65 +121,65 @@ async def passes(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_while_the_agent_was_dead_has_its_end_time(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
-            await ends_unseen(desk, tmp_path)
-            await desk.backend.close()
+        async with local_agent(home) as recorder:
+            await ends_unseen(recorder, tmp_path)
+            await recorder.backend.close()
             await kill_agent(home)
             await passes(tmp_path)
-        async with a_host(home, epoch=2) as desk:
-            end = await desk.end_of("1.0.1")
+        async with local_agent(home, epoch=2) as recorder:
+            end = await recorder.end_of("1.0.1")
             assert end.exit_code == 5
             is_true(end, tmp_path / "dates")
             # It is on record now, and is told the same way again.
-            await desk.backend.close()
+            await recorder.backend.close()
             await kill_agent(home)
-        async with a_host(home, epoch=3) as desk:
-            assert (await desk.backend.known())["1.0.1"] == end
+        async with local_agent(home, epoch=3) as recorder:
+            assert (await recorder.backend.known())["1.0.1"] == end
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_run_that_ended_while_the_agent_hung_has_its_end_time(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
-            await ends_unseen(desk, tmp_path)
+        async with local_agent(home) as recorder:
+            await ends_unseen(recorder, tmp_path)
             agent = agent_pid(home)
             os.kill(agent, signal.SIGSTOP)
             try:
                 await passes(tmp_path)
             finally:
                 os.kill(agent, signal.SIGCONT)
-            is_true(await desk.end_of("1.0.1"), tmp_path / "dates")
+            is_true(await recorder.end_of("1.0.1"), tmp_path / "dates")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("lives", [True, False], ids=["it lives", "it has ended"])
 def test_a_run_without_a_start_record_has_its_start_time(tmp_path: Path, lives: bool) -> None:
     """The agent dies between a birth and its next sync: the claim is all that is in the journal."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
-            await ends_unseen(desk, tmp_path)
-            await desk.backend.close()
+        async with local_agent(home) as recorder:
+            await ends_unseen(recorder, tmp_path)
+            await recorder.backend.close()
             await kill_agent(home)
             journal = home / "journal"
             lines = journal.read_bytes().splitlines(keepends=True)
             journal.write_bytes(b"".join(line for line in lines if b'"started"' not in line))
             if not lives:
                 await passes(tmp_path)
-        async with a_host(home, epoch=2) as desk:
+        async with local_agent(home, epoch=2) as recorder:
             if lives:
-                running = await desk.running("1.0.1")
+                running = await recorder.running("1.0.1")
                 await passes(tmp_path)
                 assert abs(running.at_ms - true_times(tmp_path / "dates")[0]) < LATE_MS
-            is_true(await desk.end_of("1.0.1"), tmp_path / "dates")
+            is_true(await recorder.end_of("1.0.1"), tmp_path / "dates")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_a_planted_secret_is_visible_only_in_the_job_itself(installation: Instal
         )
         for output in ("table", "wide", "json", "yaml")
     ]  # fmt: skip
-    told = "".join(one.out + one.err for one in said) + installation.said()
+    told = "".join(one.out + one.err for one in said) + installation.server_output()
     assert CANARY not in told
     assert "plain-value" in told
     for path in ("/events", "/jobs", "/jobs/1", "/jobs/1/why", "/audit", "/periodic", "/periodic/spy"):

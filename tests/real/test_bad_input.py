@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from real.installation import Answer, Installation
+from real.installation import Installation, Response
 
 pytestmark = pytest.mark.real
 
@@ -70,7 +70,7 @@ BAD: dict[str, tuple[str, bytes, int, str, str]] = {
 }  # fmt: skip
 
 
-def is_clear(answer: Answer, status: int, code: str, word: str = "") -> None:
+def is_clear(answer: Response, status: int, code: str, word: str = "") -> None:
     problem = answer.json
     assert (answer.status, problem["code"]) == (status, code), problem
     assert problem["message"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, a_host, alive, an_order, kill_agent, until
+from agent_host import ReconnectingRecorder, alive, an_order, kill_agent, local_agent, until
 from hodei.agent.limits import enforcement
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
@@ -47,14 +47,14 @@ def a_job(script: str, *, checkpoint: Checkpoint | None = None, **fields: Any) -
     return an_order(1, *shell, script, checkpoint=checkpoint or Checkpoint(), **fields)
 
 
-async def begin(desk: Desk, order: Start) -> None:
-    assert await desk.backend.start([order]) == {}
-    await desk.log_has(RUN, b"ready")
+async def begin(recorder: ReconnectingRecorder, order: Start) -> None:
+    assert await recorder.backend.start([order]) == {}
+    await recorder.log_has(RUN, b"ready")
 
 
-async def stop(desk: Desk, grace_ms: int = 10_000, **hook: Any) -> None:
+async def stop(recorder: ReconnectingRecorder, grace_ms: int = 10_000, **hook: Any) -> None:
     checkpoint = Checkpoint(**hook) if hook else None
-    await desk.backend.stop([Stop(RUN, "local", grace_ms, StopReason("preempted", "by 7"), checkpoint)])
+    await recorder.backend.stop([Stop(RUN, "local", grace_ms, StopReason("preempted", "by 7"), checkpoint)])
 
 
 def sh(script: str) -> tuple[str, ...]:
@@ -66,72 +66,72 @@ def facts_of(end: RunObserved) -> tuple[str, int | None, str]:
 
 
 def test_a_run_takes_a_checkpoint_on_a_signal_before_it_is_stopped(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         file = tmp_path / "model.ckpt"
         hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(SAVES_AND_GOES_ON, checkpoint=hook))
-            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
-            end = await desk.end_of(RUN)
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(SAVES_AND_GOES_ON, checkpoint=hook))
+            await recorder.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
+            end = await recorder.end_of(RUN)
             assert facts_of(end) == ("stopped", 143, "preempted by 7")
             assert file.read_text() == "step 7"
             assert end.checkpoint_ms == file.stat().st_mtime_ns // 1_000_000
-            assert await desk.log(RUN) == b"ready\nsaved\n"
+            assert await recorder.log(RUN) == b"ready\nsaved\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     ("code", "state"), [pytest.param(0, "succeeded", id="done"), pytest.param(3, "stopped", id="more to do")]
 )
 def test_a_run_that_ends_during_its_checkpoint_is_reported_with_its_own_end(tmp_path, code, state):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(f"trap 'exit {code}' USR1; echo ready; while :; do sleep 0.02; done"))
-            await stop(desk, signal="SIGUSR1", timeout_ms=HOUR_MS)
-            end = await desk.end_of(RUN)
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(f"trap 'exit {code}' USR1; echo ready; while :; do sleep 0.02; done"))
+            await stop(recorder, signal="SIGUSR1", timeout_ms=HOUR_MS)
+            end = await recorder.end_of(RUN)
             assert (end.state, end.exit_code) == (state, code)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_run_without_a_checkpoint_is_stopped_at_the_checkpoint_timeout(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job("trap : USR1; echo ready; while :; do sleep 0.02; done"))
-            await stop(desk, signal="USR1", timeout_ms=200)
-            end = await desk.end_of(RUN)
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job("trap : USR1; echo ready; while :; do sleep 0.02; done"))
+            await stop(recorder, signal="USR1", timeout_ms=200)
+            end = await recorder.end_of(RUN)
             assert facts_of(end) == ("stopped", 143, "preempted by 7; no checkpoint was seen within 0.2s")
             assert end.checkpoint_ms == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_checkpoint_signal_that_would_end_the_wrapper_is_refused(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(WAITS))
-            await stop(desk, signal="XCPU")
-            state, code, reason = facts_of(await desk.end_of(RUN))
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(WAITS))
+            await stop(recorder, signal="XCPU")
+            state, code, reason = facts_of(await recorder.end_of(RUN))
             assert (state, code) == ("stopped", 143)
             assert reason.startswith("preempted by 7; its checkpoint was skipped: the signal XCPU cannot be used")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("name", ["ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR2", "VTALRM", "WINCH"])
 def test_every_checkpoint_signal_reaches_the_command_and_not_its_wrapper(tmp_path, name):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             script = f"trap 'touch $HODEI_CHECKPOINT_FILE' {name}; echo ready; while :; do sleep 0.02; done"
             # KILL: one that handles TERM would go on for ever.
-            await begin(desk, a_job(script))
-            await stop(desk, grace_ms=100, signal=name, timeout_ms=HOUR_MS)
-            end = await desk.end_of(RUN)
+            await begin(recorder, a_job(script))
+            await stop(recorder, grace_ms=100, signal=name, timeout_ms=HOUR_MS)
+            end = await recorder.end_of(RUN)
             assert (end.state, end.reason) == ("stopped", "preempted by 7")
             assert end.checkpoint_ms > 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -142,23 +142,23 @@ def test_every_checkpoint_signal_reaches_the_command_and_not_its_wrapper(tmp_pat
     ],
 )
 def test_a_checkpoint_command_has_the_environment_of_its_run(tmp_path, env):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job("echo $$; echo ready; exec sleep 300", env=env, workdir="/tmp"))
-            pid = (await desk.log(RUN)).split()[0].decode()
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job("echo $$; echo ready; exec sleep 300", env=env, workdir="/tmp"))
+            pid = (await recorder.log(RUN)).split()[0].decode()
             proof = tmp_path / "proof"
             save = (
                 f'kill -0 $HODEI_PID; echo "$?|$HODEI_PID|$HODEI_RUN_ID|$MODEL|$PWD" > {proof}; echo said by the hook'
             )
             before_ms = time.time_ns() // 1_000_000
-            await stop(desk, command=sh(save), timeout_ms=HOUR_MS)
-            end = await desk.end_of(RUN)
+            await stop(recorder, command=sh(save), timeout_ms=HOUR_MS)
+            end = await recorder.end_of(RUN)
             assert facts_of(end) == ("stopped", 143, "preempted by 7")
             assert proof.read_text() == f"0|{pid}|{RUN}|it's 7|/tmp\n"
             assert before_ms <= end.checkpoint_ms <= end.at_ms
-            assert b"said by the hook" in await desk.log(RUN)
+            assert b"said by the hook" in await recorder.log(RUN)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -173,59 +173,59 @@ def test_a_checkpoint_command_has_the_environment_of_its_run(tmp_path, env):
     ],
 )
 def test_a_failed_checkpoint_command_is_reported_and_the_stop_continues(tmp_path, command, trouble):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(WAITS))
-            await stop(desk, command=command, timeout_ms=HOUR_MS)
-            end = await desk.end_of(RUN)
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(WAITS))
+            await stop(recorder, command=command, timeout_ms=HOUR_MS)
+            end = await recorder.end_of(RUN)
             assert (end.state, end.exit_code, end.checkpoint_ms) == ("stopped", 143, 0)
             assert end.reason.startswith(f"preempted by 7; {trouble}")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_checkpoint_command_that_hangs_is_killed_with_its_children(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         proof = tmp_path / "proof"
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(WAITS))
-            await stop(desk, command=sh(f"sleep 300 & echo $$ $! > {proof}; wait"), timeout_ms=500)
-            end = await desk.end_of(RUN)
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(WAITS))
+            await stop(recorder, command=sh(f"sleep 300 & echo $$ $! > {proof}; wait"), timeout_ms=500)
+            end = await recorder.end_of(RUN)
             assert facts_of(end) == (
                 "stopped", 143, "preempted by 7; its checkpoint command did not end within 0.5s",
             )  # fmt: skip
             for pid in map(int, proof.read_text().split()):
                 await until(lambda pid=pid: not alive(pid))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_command_ends_with_its_run(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         proof = tmp_path / "proof"
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job("trap 'exit 5' USR1; echo ready; while :; do sleep 0.02; done"))
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job("trap 'exit 5' USR1; echo ready; while :; do sleep 0.02; done"))
             save = f"echo $$ > {proof}; kill -USR1 $HODEI_PID; exec sleep 300"
-            await stop(desk, command=sh(save), timeout_ms=HOUR_MS)
-            assert facts_of(await desk.end_of(RUN))[:2] == ("stopped", 5)
+            await stop(recorder, command=sh(save), timeout_ms=HOUR_MS)
+            assert facts_of(await recorder.end_of(RUN))[:2] == ("stopped", 5)
             await until(lambda: not alive(int(proof.read_text())))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.skipif(not enforcement()["memory"].startswith("cgroup"), reason="no memory cgroup is writable here")
 def test_a_command_is_inside_the_limits_of_its_run(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             show = "grep -E 'memory|^0::' /proc/self/cgroup"
-            await begin(desk, a_job(f"{show}; echo ready; exec sleep 300", limits={"memory": 256 << 20}))
-            own = (await desk.log(RUN)).removesuffix(b"ready\n")
-            await stop(desk, command=sh(show), timeout_ms=HOUR_MS)
-            assert (await desk.end_of(RUN)).reason == "preempted by 7"
+            await begin(recorder, a_job(f"{show}; echo ready; exec sleep 300", limits={"memory": 256 << 20}))
+            own = (await recorder.log(RUN)).removesuffix(b"ready\n")
+            await stop(recorder, command=sh(show), timeout_ms=HOUR_MS)
+            assert (await recorder.end_of(RUN)).reason == "preempted by 7"
             assert RUN.encode() in own
-            assert await desk.log(RUN) == own + b"ready\n" + own
+            assert await recorder.log(RUN) == own + b"ready\n" + own
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def gated(gate: Path, proof: Path) -> tuple[str, ...]:
@@ -233,59 +233,59 @@ def gated(gate: Path, proof: Path) -> tuple[str, ...]:
 
 
 def test_a_second_stop_does_not_restart_the_checkpoint(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         gate, proof = tmp_path / "gate", tmp_path / "proof"
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(WAITS))
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(WAITS))
             for _ in range(3):
-                await stop(desk, command=gated(gate, proof), timeout_ms=HOUR_MS)
+                await stop(recorder, command=gated(gate, proof), timeout_ms=HOUR_MS)
                 await until(proof.exists)
             gate.touch()
-            assert facts_of(await desk.end_of(RUN)) == ("stopped", 143, "preempted by 7")
+            assert facts_of(await recorder.end_of(RUN)) == ("stopped", 143, "preempted by 7")
             assert len(proof.read_text().split()) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     ("grace_ms", "code"), [pytest.param(0, 137, id="at once"), pytest.param(60_000, 143, id="with some grace")]
 )
 def test_a_second_stop_without_a_checkpoint_cuts_it_short(tmp_path, grace_ms, code):
-    async def story() -> None:
+    async def scenario() -> None:
         gate, proof = tmp_path / "gate", tmp_path / "proof"
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, a_job(WAITS))
-            await stop(desk, command=gated(gate, proof), timeout_ms=HOUR_MS)
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, a_job(WAITS))
+            await stop(recorder, command=gated(gate, proof), timeout_ms=HOUR_MS)
             await until(lambda: proof.exists() and proof.read_text().endswith("\n"))
-            await stop(desk, grace_ms=grace_ms)
-            end = await desk.end_of(RUN)
+            await stop(recorder, grace_ms=grace_ms)
+            end = await recorder.end_of(RUN)
             assert facts_of(end) == ("stopped", code, "preempted by 7; its checkpoint was cut short")
             await until(lambda: not alive(int(proof.read_text())))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def through_a_dead_agent(tmp_path: Path, then: Callable[[Path], None], **hook: Any) -> tuple[RunObserved, str]:
     """The agent is killed while a hook command waits at a gate; `then` happens before there is another agent.
     The end, and the pids of all commands that were started."""
 
-    async def story() -> tuple[RunObserved, str]:
+    async def scenario() -> tuple[RunObserved, str]:
         home, gate, proof = tmp_path / "home", tmp_path / "gate", tmp_path / "proof"
-        async with a_host(home) as desk:
-            await begin(desk, a_job(WAITS))
-            await stop(desk, command=gated(gate, proof), **hook)
+        async with local_agent(home) as recorder:
+            await begin(recorder, a_job(WAITS))
+            await stop(recorder, command=gated(gate, proof), **hook)
             await until(lambda: proof.exists() and proof.read_text().endswith("\n"))
-            await desk.backend.close()
+            await recorder.backend.close()
             await kill_agent(home)
             then(gate)
-        async with a_host(home, epoch=2) as desk:
+        async with local_agent(home, epoch=2) as recorder:
             gate.touch() if hook["timeout_ms"] == HOUR_MS else None
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             for pid in map(int, proof.read_text().split()):
                 await until(lambda pid=pid: not alive(pid))
             return end, proof.read_text()
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 def test_a_checkpoint_command_is_awaited_by_the_next_agent(tmp_path):
@@ -325,7 +325,7 @@ def test_a_checkpoint_command_that_vanished_does_not_delay_the_stop(tmp_path):
 
 
 def test_a_signal_is_not_sent_again_by_an_agent_after_the_one_that_was_killed(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home, gate, file = tmp_path / "home", tmp_path / "gate", tmp_path / "saved"
         file.write_text("from the run before")
         script = (
@@ -333,75 +333,75 @@ def test_a_signal_is_not_sent_again_by_an_agent_after_the_one_that_was_killed(tm
             f"until [ -e {gate} ]; do sleep 0.02; done; echo $n > {file}; while :; do sleep 0.02; done"
         )
         hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
-        async with a_host(home) as desk:
-            await begin(desk, a_job(script, checkpoint=hook))
-            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
-            await desk.log_has(RUN, b"signal 1")
-            await desk.backend.close()
+        async with local_agent(home) as recorder:
+            await begin(recorder, a_job(script, checkpoint=hook))
+            await recorder.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
+            await recorder.log_has(RUN, b"signal 1")
+            await recorder.backend.close()
             await kill_agent(home)
-        async with a_host(home, epoch=2) as desk:
-            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
+        async with local_agent(home, epoch=2) as recorder:
+            await recorder.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
             gate.touch()
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             assert facts_of(end) == ("stopped", 143, "preempted by 7")
             assert end.checkpoint_ms > 0
             assert file.read_text() == "1\n"
-            assert b"signal 2" not in await desk.log(RUN)
+            assert b"signal 2" not in await recorder.log(RUN)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("named", [pytest.param(True, id="a file of its own"), pytest.param(False, id="the given one")])
 def test_the_time_of_the_last_checkpoint_is_reported_during_the_run_and_with_its_end(tmp_path, named):
-    async def story() -> None:
+    async def scenario() -> None:
         gate, file = tmp_path / "gate", str(tmp_path / "x" / "saved") if named else ""
         (tmp_path / "x").mkdir()
         script = (
             "echo ready; : > $HODEI_CHECKPOINT_FILE; "
             f"until [ -e {gate} ]; do sleep 0.02; done; sleep 0.02; : > $HODEI_CHECKPOINT_FILE"
         )
-        async with a_host(tmp_path / "home") as desk:
+        async with local_agent(tmp_path / "home") as recorder:
             checkpoint = Checkpoint(file=file) if named else Checkpoint(signal="USR1")
-            await begin(desk, a_job(script, checkpoint=checkpoint))
-            while not any(seen.checkpoint_ms for seen in desk.observed):
-                await desk.poll()
-            first = desk.observed[-1]
-            assert (first.state, first.at_ms) == ("running", desk.observed[0].at_ms)
-            assert (await desk.backend.known())[RUN] == first
+            await begin(recorder, a_job(script, checkpoint=checkpoint))
+            while not any(seen.checkpoint_ms for seen in recorder.observed):
+                await recorder.poll()
+            first = recorder.observed[-1]
+            assert (first.state, first.at_ms) == ("running", recorder.observed[0].at_ms)
+            assert (await recorder.backend.known())[RUN] == first
             gate.touch()
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             assert end.state == "succeeded"
             assert first.checkpoint_ms < end.checkpoint_ms <= end.at_ms
-            assert (await desk.backend.known())[RUN] == end
+            assert (await recorder.backend.known())[RUN] == end
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_checkpoint_from_before_the_run_does_not_count(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         file = tmp_path / "saved"
         file.touch()
         os.utime(file, (1, 1))
-        async with a_host(tmp_path / "home") as desk:
+        async with local_agent(tmp_path / "home") as recorder:
             order = a_job("cat $HODEI_CHECKPOINT_FILE", checkpoint=Checkpoint(file=str(file)))
-            (end,) = await desk.run(order)
+            (end,) = await recorder.run(order)
             assert (end.state, end.checkpoint_ms) == ("succeeded", 0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_mark_of_a_forgotten_run_is_never_found_by_another(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             leave = 'touch "$HODEI_CHECKPOINT_FILE" "$HODEI_CHECKPOINT_FILE.new"; mkdir "$HODEI_CHECKPOINT_FILE.d"'
-            assert (await desk.run(a_job(leave, checkpoint=Checkpoint(signal="USR1"))))[0].checkpoint_ms > 0
-            await desk.backend.forget([Forget(RUN, "local")])
+            assert (await recorder.run(a_job(leave, checkpoint=Checkpoint(signal="USR1"))))[0].checkpoint_ms > 0
+            await recorder.backend.forget([Forget(RUN, "local")])
             script = 'ls "$(dirname "$HODEI_CHECKPOINT_FILE")"'
-            (end,) = await desk.run(an_order(2, *sh(script), checkpoint=Checkpoint(signal="USR1")))
+            (end,) = await recorder.run(an_order(2, *sh(script), checkpoint=Checkpoint(signal="USR1")))
             assert end.checkpoint_ms == 0
-            assert await desk.log("2.0.1") == b"status\nstderr\nstdout\n"
+            assert await recorder.log("2.0.1") == b"status\nstderr\nstdout\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def with_grant(order: Start, grant: Grant) -> Start:
@@ -412,24 +412,24 @@ def test_a_run_and_its_checkpoint_command_stay_on_the_cores_that_were_given_to_i
     core = max(os.sched_getaffinity(0))
     show = "import os; print(os.environ['HODEI_CPUS'], sorted(os.sched_getaffinity(0)), flush=True)"
 
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             wait = "; print('ready', flush=True); import time; time.sleep(300)"
-            await begin(desk, with_grant(a_job(show + wait), Grant(cpus=(core,))))
-            await stop(desk, command=(sys.executable, "-S", "-c", show), timeout_ms=HOUR_MS)
-            assert (await desk.end_of(RUN)).reason == "preempted by 7"
+            await begin(recorder, with_grant(a_job(show + wait), Grant(cpus=(core,))))
+            await stop(recorder, command=(sys.executable, "-S", "-c", show), timeout_ms=HOUR_MS)
+            assert (await recorder.end_of(RUN)).reason == "preempted by 7"
             line = f"{core} [{core}]\n"
-            assert (await desk.log(RUN)).decode() == f"{line}ready\n{line}"
+            assert (await recorder.log(RUN)).decode() == f"{line}ready\n{line}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_cores_that_only_a_pretended_node_has_bind_nothing(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             show = "import os; print(os.environ['HODEI_CPUS'], sorted(os.sched_getaffinity(0)))"
-            (end,) = await desk.run(with_grant(a_job(show), Grant(cpus=(4000, 4001))))
+            (end,) = await recorder.run(with_grant(a_job(show), Grant(cpus=(4000, 4001))))
             assert end.state == "succeeded"
-            assert (await desk.log(RUN)).decode() == f"4000,4001 {sorted(os.sched_getaffinity(0))}\n"
+            assert (await recorder.log(RUN)).decode() == f"4000,4001 {sorted(os.sched_getaffinity(0))}\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())

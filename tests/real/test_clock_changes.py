@@ -63,8 +63,8 @@ def test_a_clock_that_is_set_ahead_and_back_erases_nothing_and_times_are_right_a
     ahead = installation.submit("sleep", "60", cpu=1)  # waits: the other one has a part of it
     assert _ahead_s(installation.job(ahead).job.submitted_at) > _YEAR_S / 2
     clock.set(0)
-    until(lambda: "restarting because the clock" in installation.said(), "the server notices")
-    until(lambda: installation.said().count("is up at") == 2, "it is up again")
+    until(lambda: "restarting because the clock" in installation.server_output(), "the server notices")
+    until(lambda: installation.server_output().count("is up at") == 2, "it is up again")
     assert installation.server is not None
     assert installation.server.poll() is None
     now = installation.submit("true")

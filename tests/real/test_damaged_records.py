@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_host import alive
-from real.installation import Installation, pids_in, until, until_told
+from real.installation import Installation, pids_in, until, wait_for_file
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "2"))
@@ -173,7 +173,7 @@ def test_a_run_without_a_record_continues_until_its_job_is_cancelled(installatio
     assert change(installation, "DELETE FROM run WHERE job = ?", job) == 1
     installation.up()
     assert installation.state(job) == "held"
-    until(lambda: "although its record is damaged" in installation.said(), "the server has seen it")
+    until(lambda: "although its record is damaged" in installation.server_output(), "the server has seen it")
     assert alive(pid)
     refused = installation.hodei("release", str(job))
     assert refused.code != 0
@@ -202,7 +202,7 @@ def test_a_record_that_vanishes_at_run_time_does_not_stop_the_server(
     installation: Installation, tmp_path: Path, sql: str
 ) -> None:
     installation.up()
-    job = installation.submit(*until_told(tmp_path / "gate", "exit 5"))
+    job = installation.submit(*wait_for_file(tmp_path / "gate", "exit 5"))
     installation.until_state(job, "running")
     change(installation, sql, job)
     (tmp_path / "gate").touch()
@@ -241,7 +241,7 @@ def test_a_damaged_file_is_a_clear_error_with_the_way_to_the_backup(installation
         installation.start()
         assert installation.server is not None
         assert installation.server.wait(30) in (1, 2)
-        assert "error: " in installation.said()
-        assert "run-as-a-service.md#restore" in installation.said()
-        assert "Traceback" not in installation.said()
+        assert "error: " in installation.server_output()
+        assert "run-as-a-service.md#restore" in installation.server_output()
+        assert "Traceback" not in installation.server_output()
         assert store.read_bytes() == before

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hodei.runtime.decision_log import closed_segments
-from real.installation import Installation, Said
+from real.installation import CommandResult, Installation
 
 pytestmark = pytest.mark.real
 
@@ -44,11 +44,11 @@ memory = "1Gi"
 """
 
 
-def replay(log: Path) -> Said:
+def replay(log: Path) -> CommandResult:
     done = subprocess.run(
         [sys.executable, "-m", "hodei.sim.replay", str(log)], capture_output=True, text=True, timeout=60, check=False
     )
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def a_busy_life(installation: Installation) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from real.installation import Installation, Said, until, until_told
+from real.installation import CommandResult, Installation, until, wait_for_file
 
 pytestmark = pytest.mark.real
 
@@ -34,16 +34,18 @@ def exported(installation: Installation, job: int, path: Path) -> dict[str, obje
     return document
 
 
-def played(installation: Installation, path: Path) -> Said:
+def played(installation: Installation, path: Path) -> CommandResult:
     return installation.hodei("test", str(path))
 
 
 def test_an_incident_is_played_again_as_it_happened(installation: Installation, tmp_path: Path) -> None:
     installation.configure(TWO).up()
     # Runs already when the story begins, on the node that picky wants, and leaves room for it there.
-    before = installation.submit(*until_told(tmp_path / "before"), name="before", cpu=1, node_selector={"disk": "ssd"})
+    before = installation.submit(
+        *wait_for_file(tmp_path / "before"), name="before", cpu=1, node_selector={"disk": "ssd"}
+    )
     installation.until_state(before, "running")
-    big = installation.submit(*until_told(tmp_path / "big"), name="big", cpu=2, env={"API_TOKEN": "a-secret"})
+    big = installation.submit(*wait_for_file(tmp_path / "big"), name="big", cpu=2, env={"API_TOKEN": "a-secret"})
     installation.until_state(big, "running")
     wide = installation.submit("sleep", "0.5", name="wide", cpu=1, count=4, estimate="1s")
     picky = installation.submit("sleep", "600", name="picky", cpu=1, node_selector={"disk": "ssd"})

@@ -353,7 +353,7 @@ def test_a_wrong_configuration_is_reported_before_the_start(installation: Instal
     installation.configure(config).start()
     assert installation.server is not None
     assert installation.server.wait(20) == 2
-    said = installation.said()
+    said = installation.server_output()
     assert word in said
     assert "error: " in said
     assert "next: " in said

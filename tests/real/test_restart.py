@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_host import alive
-from real.installation import DEADLINE_S, Answer, Installation, pids_in, until, until_told
+from real.installation import DEADLINE_S, Installation, Response, pids_in, until, wait_for_file
 
 pytestmark = pytest.mark.real
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.real
 def test_jobs_continue_while_the_server_is_stopped(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     during = [
-        installation.submit(*until_told(tmp_path / "down", f"echo done {n}; touch {tmp_path}/ended-{n}; exit {n}"))
+        installation.submit(*wait_for_file(tmp_path / "down", f"echo done {n}; touch {tmp_path}/ended-{n}; exit {n}"))
         for n in range(1, 6)
     ]
-    across = installation.submit(*until_told(tmp_path / "go", "exit 42"))
+    across = installation.submit(*wait_for_file(tmp_path / "go", "exit 42"))
     for id in (*during, across):
         installation.until_state(id, "running")
     agent = installation.agent()
@@ -49,7 +49,8 @@ def test_jobs_that_end_after_the_server_was_killed_are_known_to_the_next_server(
 ) -> None:
     installation.up()
     ids = [
-        installation.submit(*until_told(tmp_path / "down", f"touch {tmp_path}/ended-{n}; exit {n}")) for n in range(5)
+        installation.submit(*wait_for_file(tmp_path / "down", f"touch {tmp_path}/ended-{n}; exit {n}"))
+        for n in range(5)
     ]
     for id in ids:
         installation.until_state(id, "running")
@@ -130,7 +131,7 @@ def test_up_in_the_background_and_down_again(installation: Installation, tmp_pat
     installation.address = up.out.strip()
     assert installation.ok("run", "--", "echo", "hello").out == "hello\n"
     assert installation.ok("version", "-o", "json").code == 0
-    across = installation.submit(*until_told(tmp_path / "go", "exit 9"))
+    across = installation.submit(*wait_for_file(tmp_path / "go", "exit 9"))
     assert "stopped" in installation.ok("down").out
     assert installation.hodei("down").code == 3
     assert installation.hodei("run", "--", "true").code == 7
@@ -202,7 +203,7 @@ def test_an_agent_that_hangs_delays_only_its_own_work(installation: Installation
     agent = installation.agent()
     os.kill(agent, signal.SIGSTOP)
     try:
-        logs: list[Answer] = []
+        logs: list[Response] = []
         took: list[float] = []
         reader = threading.Thread(
             target=lambda: logs.append(installation.request("GET", f"/api/v1/jobs/{running}/logs"))

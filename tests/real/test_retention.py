@@ -44,7 +44,7 @@ def test_expired_records_are_pruned_while_submits_continue(installation: Install
     installation.up("--instant", "--trust-clock")
     began, waits = time.monotonic(), []
     with installation.client() as client:
-        while "pruned " not in installation.said():
+        while "pruned " not in installation.server_output():
             asked = time.monotonic()
             client.submit({"command": ["true"], "cpu": "10m", "memory": "1Mi"})
             waits.append(time.monotonic() - asked)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_host import DEADLINE_S, Desk, a_host, alive, an_order, kill_agent, until
+from agent_host import DEADLINE_S, ReconnectingRecorder, alive, an_order, kill_agent, local_agent, until
 from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.facts import RunObserved
 from hodei.model.job import Checkpoint, HealthCheck, Interactive
@@ -43,81 +43,83 @@ def quick(**how: Any) -> HealthCheck:
     return HealthCheck(**{"every_ms": 100, "timeout_ms": HOUR_MS, **how})
 
 
-async def until_heard(desk: Desk, true: Any) -> RunObserved:
+async def until_heard(recorder: ReconnectingRecorder, true: Any) -> RunObserved:
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            for seen in desk.observed:
+            for seen in recorder.observed:
                 if seen.run == RUN and true(seen):
                     return seen
-            await desk.poll()
+            await recorder.poll()
 
 
-async def begin(desk: Desk, *command: str, **fields: Any) -> None:
-    assert await desk.backend.start([an_order(1, *command, **fields)]) == {}
-    await desk.log_has(RUN, b"ready")
+async def begin(recorder: ReconnectingRecorder, *command: str, **fields: Any) -> None:
+    assert await recorder.backend.start([an_order(1, *command, **fields)]) == {}
+    await recorder.log_has(RUN, b"ready")
 
 
 WAITS = sh("echo ready; exec sleep 300")
 
 
 def test_a_run_whose_health_check_fails_three_times_in_a_row_is_stopped(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         looks = tmp_path / "looks"
         check = quick(command=sh(f"echo look >> {looks}; echo all is lost; exit 4"))
-        async with a_host(tmp_path / "home") as desk:
+        async with local_agent(tmp_path / "home") as recorder:
             await begin(
-                desk, *sh("trap 'echo told to go; exit 9' TERM; echo ready; while :; do sleep 0.02; done"), health=check
+                recorder,
+                *sh("trap 'echo told to go; exit 9' TERM; echo ready; while :; do sleep 0.02; done"),
+                health=check,
             )
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             assert (end.state, end.exit_code, end.reason_code) == ("failed", 9, "unhealthy")
             assert end.reason == "its health check failed 3 times in a row: exit code 4: all is lost"
             assert looks.read_text() == "look\n" * 3
-            assert await desk.log(RUN) == b"ready\ntold to go\n"
-            assert [seen.health for seen in desk.observed if seen.health] == ["failing"]
+            assert await recorder.log(RUN) == b"ready\ntold to go\n"
+            assert [seen.health for seen in recorder.observed if seen.health] == ["failing"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_one_passed_health_check_resets_the_failures(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         count = tmp_path / "count"
         # Two bad ones and a good one, again and again.
         check = quick(command=sh(f"echo x >> {count}; test $(($(wc -l < {count}) % 3)) = 0"))
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *WAITS, health=check)
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *WAITS, health=check)
             await until(lambda: count.exists() and len(count.read_text().split()) >= 9)
-            assert (await desk.backend.known())[RUN].state == "running"
-            await until_heard(desk, lambda seen: seen.health == "ok")
+            assert (await recorder.backend.known())[RUN].state == "running"
+            await until_heard(recorder, lambda seen: seen.health == "ok")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_health_check_that_hangs_is_killed_with_its_children(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         pids = tmp_path / "pids"
         check = quick(command=sh(f"sleep 300 & echo $! $$ >> {pids}; wait"), timeout_ms=200, failures=1)
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *WAITS, health=check)
-            end = await desk.end_of(RUN)
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *WAITS, health=check)
+            end = await recorder.end_of(RUN)
             assert (end.reason_code, end.reason) == (
                 "unhealthy", "its health check failed once: it did not end within 0.2s",
             )  # fmt: skip
             for pid in pids.read_text().split():
                 await until(lambda pid=pid: not alive(int(pid)))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_health_check_has_the_environment_and_directory_of_its_run(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         out = tmp_path / "out"
         check = quick(command=sh(f'echo "$GREETING $HODEI_RUN_ID $PWD" > {out}'))
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *WAITS, health=check, env={"GREETING": "hello"}, workdir="/tmp")
-            await until_heard(desk, lambda seen: seen.health == "ok")
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *WAITS, health=check, env={"GREETING": "hello"}, workdir="/tmp")
+            await until_heard(recorder, lambda seen: seen.health == "ok")
             assert out.read_text() == f"hello {RUN} /tmp\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_http_health_check_with_a_bad_status_is_unhealthy(tmp_path):
@@ -134,63 +136,63 @@ def test_an_http_health_check_with_a_bad_status_is_unhealthy(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    async def story() -> None:
+    async def scenario() -> None:
         nonlocal status
-        async with a_host(tmp_path / "home") as desk:
+        async with local_agent(tmp_path / "home") as recorder:
             check = quick(http=f"http://node:{server.server_port}/ready")
-            await begin(desk, *WAITS, health=check)
-            await until_heard(desk, lambda seen: seen.health == "ok")
+            await begin(recorder, *WAITS, health=check)
+            await until_heard(recorder, lambda seen: seen.health == "ok")
             status = 503
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             assert (end.reason_code, end.reason) == (
                 "unhealthy", "its health check failed 3 times in a row: status 503",
             )  # fmt: skip
 
     try:
-        asyncio.run(story())
+        asyncio.run(scenario())
     finally:
         server.shutdown()
         server.server_close()
 
 
 def test_an_http_health_check_of_another_host_is_refused_by_the_agent(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            answer = await desk.backend.start([an_order(1, health=quick(http="http://192.0.2.1/"))])
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            answer = await recorder.backend.start([an_order(1, health=quick(http="http://192.0.2.1/"))])
             assert "localhost or an address of this node" in answer[RUN].message
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_run_whose_heartbeat_stops_is_stopped(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         beat, stop = tmp_path / "beat", tmp_path / "stop"
         script = f"echo ready; while :; do test -e {stop} || echo beat >> {beat}; sleep 0.01; done"
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *sh(script), health=quick(file=str(beat)))
-            await until_heard(desk, lambda seen: seen.health == "ok")
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *sh(script), health=quick(file=str(beat)))
+            await until_heard(recorder, lambda seen: seen.health == "ok")
             stop.touch()
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             assert end.reason_code == "unhealthy"
             assert f"{beat} has not changed for 0.1s" in end.reason
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_health_checks_continue_after_the_agent_was_killed(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         home, pids, fail = tmp_path / "home", tmp_path / "pids", tmp_path / "fail"
         check = quick(command=sh(f"echo $$ >> {pids}; test -e {fail} && exit 1; exec sleep 300"))
-        async with a_host(home) as desk:
-            await begin(desk, *WAITS, health=check)
+        async with local_agent(home) as recorder:
+            await begin(recorder, *WAITS, health=check)
             await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
             fail.touch()
             await kill_agent(home)
-            end = await desk.end_of(RUN)
+            end = await recorder.end_of(RUN)
             assert end.reason_code == "unhealthy"
             await until(lambda: not alive(int(pids.read_text().split()[0])))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 HOOKS = [
@@ -201,38 +203,40 @@ HOOKS = [
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_run_takes_a_checkpoint_on_request_and_continues(tmp_path, hook):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
-            await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hook), TakeCheckpoint("77.0.1", "local", hook)])
-            first = await until_heard(desk, lambda seen: seen.checkpoint_ms > 0)
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
+            await recorder.backend.checkpoint(
+                [TakeCheckpoint(RUN, "local", hook), TakeCheckpoint("77.0.1", "local", hook)]
+            )
+            first = await until_heard(recorder, lambda seen: seen.checkpoint_ms > 0)
             assert first.state == "running"
-            await desk.log_has(RUN, b"saved")
+            await recorder.log_has(RUN, b"saved")
             # An order for a run that is still at it joins in, so it may take a few until it is a second time.
             again = first
             while again.checkpoint_ms == first.checkpoint_ms:
-                await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hook)])
-                again = (await desk.backend.known())[RUN]
+                await recorder.backend.checkpoint([TakeCheckpoint(RUN, "local", hook)])
+                again = (await recorder.backend.known())[RUN]
             assert (again.state, again.checkpoint_ms > first.checkpoint_ms) == ("running", True)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     "how", [{"signal": "USR1"}, {"command": sh("touch $HODEI_CHECKPOINT_FILE")}], ids=["signal", "command"]
 )
 def test_a_run_takes_checkpoints_at_its_interval(tmp_path, how):
-    async def story() -> None:
+    async def scenario() -> None:
         # Long enough for it to learn what the signal means; before that, it would be the end of it.
         hook = Checkpoint(timeout_ms=HOUR_MS, every_ms=2000, **how)
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
-            first = await until_heard(desk, lambda seen: seen.checkpoint_ms > 0)
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
+            first = await until_heard(recorder, lambda seen: seen.checkpoint_ms > 0)
             await kill_agent(tmp_path / "home")
-            later = await until_heard(desk, lambda seen: seen.checkpoint_ms > first.checkpoint_ms)
+            later = await until_heard(recorder, lambda seen: seen.checkpoint_ms > first.checkpoint_ms)
             assert later.state == "running"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -250,42 +254,42 @@ def test_a_run_takes_checkpoints_at_its_interval(tmp_path, how):
     ],
 )
 def test_a_failed_checkpoint_is_reported_and_the_run_continues(tmp_path, hook, why):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *sh("trap '' USR2; echo ready; while :; do sleep 0.02; done"), checkpoint=hook)
-            await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hook)])
-            seen = await until_heard(desk, lambda seen: bool(seen.checkpoint_error))
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *sh("trap '' USR2; echo ready; while :; do sleep 0.02; done"), checkpoint=hook)
+            await recorder.backend.checkpoint([TakeCheckpoint(RUN, "local", hook)])
+            seen = await until_heard(recorder, lambda seen: bool(seen.checkpoint_error))
             assert (seen.checkpoint_error, seen.state) == (why, "running")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_stop_wins_over_a_periodic_checkpoint(tmp_path):
-    async def story() -> None:
+    async def scenario() -> None:
         pids = tmp_path / "pids"
         hangs = Checkpoint(command=sh(f"echo $$ >> {pids}; exec sleep 300"), timeout_ms=HOUR_MS)
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *WAITS, checkpoint=hangs)
-            await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hangs)])
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *WAITS, checkpoint=hangs)
+            await recorder.backend.checkpoint([TakeCheckpoint(RUN, "local", hangs)])
             await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
             saves = Checkpoint(command=sh("echo saved"), timeout_ms=HOUR_MS)
-            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), saves)])
-            end = await desk.end_of(RUN)
+            await recorder.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), saves)])
+            end = await recorder.end_of(RUN)
             assert (end.state, end.reason, end.checkpoint_ms > 0) == ("stopped", "preempted by 7", True)
             await until(lambda: not alive(int(pids.read_text())))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_idle_run_is_stopped(tmp_path):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
-            await begin(desk, *WAITS, workload=Interactive(idle_timeout_ms=1500))
-            end = await desk.end_of(RUN)
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
+            await begin(recorder, *WAITS, workload=Interactive(idle_timeout_ms=1500))
+            end = await recorder.end_of(RUN)
             assert (end.state, end.reason_code) == ("failed", "idle")
             assert end.reason == "it was idle for 1.5s"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -301,26 +305,26 @@ def test_an_idle_run_is_stopped(tmp_path):
     ],
 )
 def test_an_active_run_is_not_stopped_as_idle(tmp_path, script):
-    async def story() -> None:
-        async with a_host(tmp_path / "home") as desk:
+    async def scenario() -> None:
+        async with local_agent(tmp_path / "home") as recorder:
             quiet = an_order(2, *WAITS, workload=Interactive(idle_timeout_ms=3000))
-            await begin(desk, *sh(f"echo ready; {script}"), workload=Interactive(idle_timeout_ms=1500))
+            await begin(recorder, *sh(f"echo ready; {script}"), workload=Interactive(idle_timeout_ms=1500))
             # One that is idle for twice as long tells when enough time has passed.
-            await desk.backend.start([quiet])
-            assert (await desk.end_of("2.0.1")).reason_code == "idle"
-            assert (await desk.backend.known())[RUN].state == "running"
+            await recorder.backend.start([quiet])
+            assert (await recorder.end_of("2.0.1")).reason_code == "idle"
+            assert (await recorder.backend.known())[RUN].state == "running"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_files_of_health_checks_are_removed_with_the_run(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         home = tmp_path / "home"
-        async with a_host(home) as desk:
-            await begin(desk, *sh("echo ready; sleep 0.5"), health=quick(command=("true",)))
-            await desk.end_of(RUN)
-            await desk.backend.forget([Forget(RUN, "local")])
+        async with local_agent(home) as recorder:
+            await begin(recorder, *sh("echo ready; sleep 0.5"), health=quick(command=("true",)))
+            await recorder.end_of(RUN)
+            await recorder.backend.forget([Forget(RUN, "local")])
             kept = {path.name for path in (home / "runs" / "test" / RUN).iterdir()}
             assert kept <= {"stdout", "stderr", "status"}
 
-    asyncio.run(story())
+    asyncio.run(scenario())

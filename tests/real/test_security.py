@@ -61,7 +61,7 @@ def test_a_home_that_is_a_file_is_refused(installation: Installation) -> None:
     installation.start()
     assert installation.server is not None
     assert installation.server.wait(20) == 2
-    assert "cannot be used as a home" in installation.said()
+    assert "cannot be used as a home" in installation.server_output()
 
 
 def test_a_token_file_that_others_can_read_is_refused(installation: Installation) -> None:
@@ -71,7 +71,7 @@ def test_a_token_file_that_others_can_read_is_refused(installation: Installation
     installation.start()
     assert installation.server is not None
     assert installation.server.wait(20) == 2
-    assert "chmod 600" in installation.said()
+    assert "chmod 600" in installation.server_output()
 
 
 def test_no_route_opens_without_a_token_or_with_a_wrong_one(installation: Installation) -> None:
@@ -111,7 +111,7 @@ def test_listening_beyond_loopback_without_tls_needs_insecure(installation: Inst
     installation.start("--host", "0.0.0.0")
     assert installation.server is not None
     assert installation.server.wait(20) == 2
-    said = installation.said()
+    said = installation.server_output()
     assert "without TLS" in said
     assert "--insecure" in said
     assert not (installation.home / "hodei.db").exists()
@@ -127,7 +127,7 @@ def test_a_second_server_in_a_home_is_refused(installation: Installation) -> Non
     second.start()
     assert second.server is not None
     assert second.server.wait(20) == 8
-    assert "is already running in" in second.said()
+    assert "is already running in" in second.server_output()
     assert installation.hodei("up", "-d", "--port", "0").code == 0  # says so, and leaves it be
     assert "already running" in installation.hodei("up", "-d", "--port", "0").err
     installation.works()
@@ -142,7 +142,7 @@ def test_a_port_in_use_is_reported(installation: Installation, tmp_path: Path) -
         other.start(port=port)
         assert other.server is not None
         assert other.server.wait(20) == 8
-        assert "choose another --port" in other.said()
+        assert "choose another --port" in other.server_output()
     finally:
         other.close()
 
@@ -243,7 +243,7 @@ def test_values_of_variables_are_read_by_their_owner_and_administrators_only(ins
     for name in ("/api/v1/audit?limit=1000", "/metrics"):
         assert CANARY.encode() not in installation.request("GET", name).body
     installation.stop()
-    assert CANARY not in installation.said()
+    assert CANARY not in installation.server_output()
     assert CANARY not in (installation.home / "decisions.jsonl").read_text()
     installation.up()
     for token in (ana, installation.token):
@@ -335,4 +335,4 @@ def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_audited(installat
     assert len(rows()) <= 5
     assert rows()[0]["remote"] == "127.0.0.1"
     assert old not in json.dumps(rows())
-    assert old not in installation.said()
+    assert old not in installation.server_output()

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from hodei.cli.shims.__main__ import main
-from real.installation import Installation, Said, until
+from real.installation import CommandResult, Installation, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.xdist_group("slurm_shims")]
-Call = Callable[..., Said]
+Call = Callable[..., CommandResult]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ def up(tmp_path_factory: pytest.TempPathFactory):
 IN_PROCESS = ("squeue", "sacct", "scontrol", "scancel")
 
 
-def within(name: str, *words: str) -> Said:
+def within(name: str, *words: str) -> CommandResult:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
         main([name, *words])
-    return Said(ended.value.code or 0, out.getvalue(), err.getvalue())
+    return CommandResult(ended.value.code or 0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -52,20 +52,20 @@ def call(up: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     work = tmp_path / "work"
     work.mkdir()
 
-    def said(name: str, *words: str, env: dict[str, str] | None = None, input: str = "") -> Said:
+    def said(name: str, *words: str, env: dict[str, str] | None = None, input: str = "") -> CommandResult:
         if name in IN_PROCESS:
             return within(name, *words)
         done = subprocess.run(
             [bin / name, *words], cwd=work, capture_output=True, text=True, timeout=60, check=False, input=input,
             env=up.env({"PATH": f"{bin}:{os.environ['PATH']}", **(env or {})}),
         )  # fmt: skip
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     said.work = work  # type: ignore[attr-defined]
     return said
 
 
-def submitted(said: Said) -> int:
+def submitted(said: CommandResult) -> int:
     assert said.code == 0, said.err
     found = re.fullmatch(r"Submitted batch job (\d+)\n", said.out)
     assert found, said
@@ -252,7 +252,7 @@ def test_a_job_of_more_nodes_than_exist_stays_pending(up, call):
         assert call("scancel", str(id)).code == 0
 
 
-def submitted_or_refused(said: Said) -> int:
+def submitted_or_refused(said: CommandResult) -> int:
     return submitted(said) if said.code == 0 else 0
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from hodei.client import ServerUnreachable
 from hodei.model.errors import Unavailable
-from real.installation import DEADLINE_S, Installation, until, until_told
+from real.installation import DEADLINE_S, Installation, until, wait_for_file
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -97,12 +97,12 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk: Installation, tmp_path
     installation = small_disk.up("--decision-log", "decisions.jsonl")
     before = [installation.submit("sh", "-c", f"exit {n}") for n in range(3)]
     installation.ended(*before)
-    running = installation.submit(*until_told(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
+    running = installation.submit(*wait_for_file(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
     installation.until_state(running, "running")
     filler = fill(installation.home)
     callers = Callers(installation, 5)
     callers.start()
-    until(lambda: "cannot write to the store" in installation.said(), "the server notices")
+    until(lambda: "cannot write to the store" in installation.server_output(), "the server notices")
     asked = len(callers.acknowledged)
     # It is held up, not gone: it answers, and what is known can be read.
     assert installation.request("GET", "/livez").status == 200
@@ -157,12 +157,12 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
     small_disk: Installation, tmp_path: Path, how: str
 ) -> None:
     installation = small_disk.up()
-    running = installation.submit(*until_told(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
+    running = installation.submit(*wait_for_file(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
     installation.until_state(running, "running")
     filler = fill(installation.home)
     callers = Callers(installation, 3)
     callers.start()
-    until(lambda: "cannot write to the store" in installation.said(), "the server notices")
+    until(lambda: "cannot write to the store" in installation.server_output(), "the server notices")
     began = time.monotonic()
     getattr(installation, how)()
     assert time.monotonic() - began < DEADLINE_S
@@ -172,14 +172,18 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
     server = installation.server
     assert server is not None
     until(
-        lambda: server.poll() is not None or "is up at" in installation.said() or "cannot write" in installation.said(),
+        lambda: (
+            server.poll() is not None
+            or "is up at" in installation.server_output()
+            or "cannot write" in installation.server_output()
+        ),
         "it says what is wrong, or finds room for its first words",
     )
     ended = server.poll() is not None
-    assert "is up at" in installation.said() or "free some disk space" in installation.said()
+    assert "is up at" in installation.server_output() or "free some disk space" in installation.server_output()
     filler.unlink()
     if ended:
-        assert "error: " in installation.said()
+        assert "error: " in installation.server_output()
         installation.start()
     installation.until_up()
     callers.join()
@@ -221,8 +225,8 @@ def test_a_file_that_is_not_a_store_is_refused_and_not_changed(installation: Ins
     installation.start()
     assert installation.server is not None
     assert installation.server.wait(20) in (1, 2)
-    assert "error: " in installation.said()
-    assert "next: " in installation.said()
+    assert "error: " in installation.server_output()
+    assert "next: " in installation.server_output()
     assert (installation.home / "hodei.db").read_bytes() == b"this is not a database" * 100
 
 
@@ -230,7 +234,7 @@ def test_a_missing_store_prevents_the_start_unless_fresh(installation: Installat
     installation.up()
     installation.ended(installation.submit("true"))
     assert installation.stop() == 0
-    until(installation.agent_has_left, "the agent has left")
+    until(installation.agents_stopped, "the agent has left")
     for name in ("hodei.db", "hodei.db-wal", "hodei.db-shm"):
         (installation.home / name).unlink(missing_ok=True)
     said = installation.hodei("up", "-d")

@@ -29,8 +29,8 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture
 def client(stub: Stub) -> Iterator[Client]:
-    with Client(stub.address, "hod_secret", timeout_s=5, retry_s=5) as made:
-        yield made
+    with Client(stub.address, "hod_secret", timeout_s=5, retry_s=5) as client:
+        yield client
 
 
 def a_home(path: Path) -> Path:
@@ -40,7 +40,7 @@ def a_home(path: Path) -> Path:
     return path
 
 
-def test_an_argument_beats_the_environment_which_beats_the_home(tmp_path: Path):
+def test_arguments_override_the_environment_and_the_environment_the_home(tmp_path: Path):
     home = a_home(tmp_path)
     assert find_server(home=home, environ={}).address == "http://127.0.0.1:4711"
     environ = {"HODEI_SERVER": "http://127.0.0.1:5000", "HODEI_TOKEN": "hod_env"}
@@ -73,7 +73,7 @@ def test_without_a_server_the_error_has_the_command_to_start_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "ftp://x", "http://", "http://h:port", "http://h?x=1", "unix:///tmp/x"])
-def test_a_senseless_address_is_refused(text: str):
+def test_an_invalid_address_is_refused(text: str):
     with pytest.raises(InvalidInput):
         split_address(text)
 
@@ -111,34 +111,34 @@ def test_a_problem_becomes_its_exception(status: int, code: str, kind: type[Hode
     assert (error.message, error.hint, error.code) == ("what", "next", code)
 
 
-def test_problems_keep_their_places():
+def test_problems_keep_their_paths():
     error = error_from(422, b'{"code": "INVALID", "message": "bad", "problems": [["spec.cpu", "negative"]]}')
     assert isinstance(error, InvalidInput)
     assert error.problems == (("spec.cpu", "negative"),)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>Bad Gateway</html>", b"[]", b"\xff\xfe", b'{"message": 3}'])
-def test_an_answer_that_is_no_problem_document_is_still_an_error_with_a_code(body: bytes):
+def test_an_error_without_a_problem_document_has_a_code(body: bytes):
     error = error_from(502, body)
     assert isinstance(error, Unavailable)
     assert error.code == "HTTP_502"
 
 
-def test_an_answer_of_another_shape_is_an_error_not_a_crash(stub: Stub, client: Client):
+def test_an_answer_of_another_shape_is_a_hodei_error(stub: Stub, client: Client):
     stub.on("GET", f"{API}/info", {"hello": 1})
     with pytest.raises(HodeiError) as caught:
         client.info()
     assert caught.value.code == "BAD_ANSWER"
 
 
-def test_requests_share_one_connection_and_carry_the_token(stub: Stub, client: Client):
+def test_requests_share_one_connection_and_send_the_token(stub: Stub, client: Client):
     stub.on("GET", f"{API}/nodes", {"nodes": [node()]})
     assert [client.nodes()[0].name for _ in range(3)] == ["laptop"] * 3
     assert stub.connections == 1
     assert stub.requests[0].headers["Authorization"] == "Bearer hod_secret"
 
 
-def test_a_connection_that_went_stale_is_replaced_once(stub: Stub, client: Client):
+def test_a_stale_connection_is_replaced_once(stub: Stub, client: Client):
     stub.on("GET", f"{API}/nodes", {"nodes": []})
     client.nodes()
     stub.drop = 1
@@ -148,7 +148,7 @@ def test_a_connection_that_went_stale_is_replaced_once(stub: Stub, client: Clien
         client.nodes()
 
 
-def test_a_fresh_connection_that_breaks_is_not_tried_again(stub: Stub, client: Client):
+def test_a_request_on_a_new_connection_is_not_repeated(stub: Stub, client: Client):
     stub.drop = 1
     with pytest.raises(ServerUnreachable):
         client.nodes()
@@ -164,7 +164,7 @@ def test_a_requeue_whose_answer_was_lost_is_not_sent_twice(stub: Stub, client: C
     assert len(stub.sent("POST", f"{API}/jobs/7/requeue")) == 1
 
 
-def test_a_server_restarted_between_two_calls_is_not_noticed(stub: Stub, client: Client):
+def test_calls_work_after_a_restart_of_the_server(stub: Stub, client: Client):
     stub.on("GET", f"{API}/nodes", {"nodes": []})
     client.nodes()
     stub.stop()
@@ -175,16 +175,16 @@ def test_a_server_restarted_between_two_calls_is_not_noticed(stub: Stub, client:
 def test_a_restarted_server_on_another_port_is_found_through_its_home(stub: Stub, tmp_path: Path):
     stub.on("GET", f"{API}/nodes", {"nodes": []})
 
-    def leave_word() -> None:
+    def write_server_file() -> None:
         (tmp_path / "server.json").write_text(msgspec.json.encode({"address": stub.address, "pid": 1}).decode())
 
-    leave_word()
+    write_server_file()
     with Client(home=tmp_path) as client:
         client.nodes()
         stub.stop()
         stub.port = 0
         stub.start()
-        leave_word()
+        write_server_file()
         assert client.nodes() == []
         assert client.address == stub.address
 
@@ -210,23 +210,23 @@ def test_a_submit_whose_answer_was_lost_is_sent_again_with_the_same_key(stub: St
     assert first.body == second.body
 
 
-def test_many_jobs_go_in_chunks_each_with_a_key_of_its_own_and_survive_a_restart(stub: Stub, client: Client):
-    made: dict[str, list[int]] = {}
+def test_many_jobs_are_submitted_in_chunks_with_their_own_keys_and_survive_a_restart(stub: Stub, client: Client):
+    submitted: dict[str, list[int]] = {}
 
     def submit(request: Request) -> Answer:
         count, key = len(request.json()["jobs"]), request.headers["Idempotency-Key"]
-        start = sum(map(len, made.values())) + 1
-        made.setdefault(key, list(range(start, start + count)))
-        if len(made) == 2 and len(stub.requests) == 2:
-            # Done, but the answer never arrives: the server dies now and is back a little later.
+        start = sum(map(len, submitted.values())) + 1
+        submitted.setdefault(key, list(range(start, start + count)))
+        if len(submitted) == 2 and len(stub.requests) == 2:
+            # Stored, but the answer is lost: the server stops now and starts again a little later.
             stub.stop()
             threading.Timer(0.3, stub.start).start()
-        return Answer(SubmitReply(made[key]), 201)
+        return Answer(SubmitReply(submitted[key]), 201)
 
     stub.on("POST", f"{API}/jobs", submit)
     ids = client.submit_all([{"command": ["true"]} for _ in range(1100)], key="batch-7")
     assert ids == list(range(1, 1101))
-    assert list(made) == ["batch-7.0", "batch-7.1", "batch-7.2"]
+    assert list(submitted) == ["batch-7.0", "batch-7.1", "batch-7.2"]
 
 
 @pytest.mark.parametrize("wrong", [None, 1.5, b"x", "", 0, -1, True, object(), {"a": 1}])
@@ -237,9 +237,9 @@ def test_an_invalid_reference_is_refused_by_every_call_before_anything_is_sent(
         client.wait, client.job, client.cancel, client.hold, client.release, client.requeue, client.suspend, client.resume,
         client.checkpoint, client.migrate, client.why, client.priority, client.graph, client.log_times, client.log_reader,
         client.log_lines, client.array,
-        client.elements, client.resolve, client.requeue_all, lambda one: client.requeue_all(arrays=one),
-        lambda one: client.requeue_all([one]), lambda one: client.wait([one]), lambda one: client.execute(one, ["true"]),
-        lambda one: list(client.logs(one)),
+        client.elements, client.resolve, client.requeue_all, lambda job: client.requeue_all(arrays=job),
+        lambda job: client.requeue_all([job]), lambda job: client.wait([job]), lambda job: client.execute(job, ["true"]),
+        lambda job: list(client.logs(job)),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(InvalidInput, match="is not a job reference"):
@@ -247,7 +247,7 @@ def test_an_invalid_reference_is_refused_by_every_call_before_anything_is_sent(
     assert not stub.requests
 
 
-def test_a_command_without_its_key_is_refused_with_the_way_to_write_it(stub: Stub, client: Client):
+def test_a_bare_list_is_refused_with_a_hint(stub: Stub, client: Client):
     with pytest.raises(InvalidInput, match="not a list") as caught:
         client.submit(["echo", "hi"])
     assert "submit(command=" in caught.value.hint
@@ -291,7 +291,7 @@ def test_wait_survives_a_restart_of_the_server(stub: Stub, client: Client):
     assert len(stub.requests) >= 3
 
 
-def test_wait_gives_up_on_a_server_that_stays_away(stub: Stub):
+def test_wait_fails_if_the_server_does_not_return(stub: Stub):
     stub.on("GET", f"{API}/jobs/5/wait", job(5, "running"))
     with Client(stub.address, retry_s=0.2) as client:
         stub.on("GET", f"{API}/nodes", {"nodes": []})
@@ -301,7 +301,7 @@ def test_wait_gives_up_on_a_server_that_stays_away(stub: Stub):
             client.wait(5)
 
 
-def test_a_server_that_was_never_met_is_not_waited_for(stub: Stub, client: Client):
+def test_wait_does_not_wait_for_a_server_that_was_never_reached(stub: Stub, client: Client):
     stub.stop()
     with pytest.raises(ServerUnreachable, match="connection refused"):
         client.wait(5)
@@ -315,8 +315,8 @@ def test_wait_times_out_with_the_current_states(stub: Stub, client: Client):
     assert [view.state for view in caught.value.jobs] == ["succeeded", "running"]
 
 
-class Written:
-    """A job with one list of outputs per attempt; each read moves it a step on."""
+class FakeLog:
+    """The log of a job with the output of each attempt, four bytes per read."""
 
     def __init__(self, *attempts: bytes, running: bool = False) -> None:
         self.attempts = list(attempts)
@@ -341,43 +341,43 @@ class Written:
 
 
 def test_logs_are_the_bytes_as_written(stub: Stub, client: Client):
-    stub.on("GET", f"{API}/jobs/3/logs", Written(b"\x00\xff raw\x1b[31m\n"))
+    stub.on("GET", f"{API}/jobs/3/logs", FakeLog(b"\x00\xff raw\x1b[31m\n"))
     assert b"".join(client.logs(3)) == b"\x00\xff raw\x1b[31m\n"
 
 
-def test_logs_without_follow_end_where_the_output_ends_for_now(stub: Stub, client: Client):
-    stub.on("GET", f"{API}/jobs/3/logs", Written(b"so far", running=True))
+def test_logs_without_follow_end_at_the_current_end(stub: Stub, client: Client):
+    stub.on("GET", f"{API}/jobs/3/logs", FakeLog(b"so far", running=True))
     assert b"".join(client.logs(3)) == b"so far"
-    stub.on("GET", f"{API}/jobs/3/logs", Written())
+    stub.on("GET", f"{API}/jobs/3/logs", FakeLog())
     assert b"".join(client.logs(3)) == b""
 
 
-def test_following_goes_on_through_a_restart_and_into_the_next_attempt(stub: Stub, client: Client):
-    written = Written(b"first attempt,", running=True)
-    stub.on("GET", f"{API}/jobs/3/logs", written)
-    got = b""
+def test_following_continues_after_a_restart_and_into_the_next_attempt(stub: Stub, client: Client):
+    log = FakeLog(b"first attempt,", running=True)
+    stub.on("GET", f"{API}/jobs/3/logs", log)
+    received = b""
     for chunk in client.logs(3, follow=True):
-        got += chunk
-        if got == b"first attempt,":
+        received += chunk
+        if received == b"first attempt,":
             stub.stop()
             threading.Timer(0.2, stub.start).start()
-            written.attempts.append(b" second")
-        if got.endswith(b"second"):
-            written.running = False
-    assert got == b"first attempt, second"
+            log.attempts.append(b" second")
+        if received.endswith(b"second"):
+            log.running = False
+    assert received == b"first attempt, second"
 
 
 def test_following_a_job_that_has_not_started_waits_for_it(stub: Stub, client: Client):
-    written = Written()
-    stub.on("GET", f"{API}/jobs/3/logs", written)
-    threading.Timer(0.1, lambda: written.attempts.append(b"here")).start()
-    assert b"".join(client.logs(3, follow=True)) == b"here"
+    log = FakeLog()
+    stub.on("GET", f"{API}/jobs/3/logs", log)
+    threading.Timer(0.1, lambda: log.attempts.append(b"output")).start()
+    assert b"".join(client.logs(3, follow=True)) == b"output"
 
 
 def test_lines_of_a_run_whose_start_is_not_reported_yet_have_the_current_time(stub: Stub, client: Client):
     before_ms = time.time_ns() // 1_000_000
     stub.on("GET", f"{API}/jobs/3", JobDetail(job(3), {}, []))
-    stub.on("GET", f"{API}/jobs/3/logs", Written(b"hi\n", running=True))
+    stub.on("GET", f"{API}/jobs/3/logs", FakeLog(b"hi\n", running=True))
     stub.on("GET", f"{API}/jobs/3/logs/times", LogTimes("3.0.1"))
     (line,) = client.log_lines(3, LogOptions(("stdout",)))
     assert (line.text, line.at_ms >= before_ms) == (b"hi\n", True)
@@ -388,7 +388,7 @@ def sse(*seqs: int) -> bytes:
     return b"retry: 2000\n\n: hello\n\n" + "".join(parts).encode()
 
 
-def test_a_broken_stream_is_taken_up_after_the_last_event_seen(stub: Stub, client: Client):
+def test_a_broken_stream_resumes_after_the_last_event(stub: Stub, client: Client):
     def stream(request: Request) -> Answer:
         after = int(request.headers["Last-Event-Id"])
         return Answer(sse(*range(after, after + 3)) + b'event: resync\ndata: {"last": 1}\n\n')
@@ -417,7 +417,7 @@ def test_a_stream_survives_a_restart(stub: Stub, client: Client):
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3, 1023, 1024, 1025, 70_001])
-def test_the_newest_event_is_found_in_few_requests(stub: Stub, client: Client, last: int):
+def test_the_newest_event_is_found_with_few_requests(stub: Stub, client: Client, last: int):
     def page(request: Request) -> dict[str, object]:
         after = int(request.query["after"])
         events = [{"seq": after + 1, "at_ms": 1, "kind": "x"}] if after < last else []
@@ -428,7 +428,7 @@ def test_the_newest_event_is_found_in_few_requests(stub: Stub, client: Client, l
     assert len(stub.requests) < 60
 
 
-def test_a_node_is_patched_by_name_and_the_name_cannot_leave_its_place(stub: Stub, client: Client):
+def test_the_name_of_a_patched_node_is_quoted_in_the_path(stub: Stub, client: Client):
     stub.on("PATCH", f"{API}/nodes/a%2F..%2Fb", node("a/../b"))
     assert client.patch_node("a/../b", NodePatch(cordon=True, labels={"x": None})).name == "a/../b"
     assert stub.requests[0].json()["cordon"] is True

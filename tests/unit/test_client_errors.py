@@ -27,7 +27,7 @@ def answering(*answers: bytes) -> Iterator[str]:
             with connection:
                 connection.recv(65536)
                 connection.sendall(answer)
-        listener.close()  # whoever comes again finds nothing
+        listener.close()  # later connections are refused
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -35,7 +35,7 @@ def answering(*answers: bytes) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a caller
+            listener.shutdown(socket.SHUT_RDWR)  # ends the accept of the thread
         thread.join(5)
         listener.close()
 
@@ -57,21 +57,21 @@ ANSWERS = {
     "garbage": b"\x00\xff" * 50 + b"\r\n\r\n",
     "half a header": b"HTTP/1.1 200 OK\r\nContent-Le",
     "half a body": OK + b"Content-Length: 100\r\n\r\n{",
-    "a length that is none": OK + b"Content-Length: many\r\n\r\n{}",
-    "chunks that are none": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+    "an invalid length": OK + b"Content-Length: many\r\n\r\n{}",
+    "invalid chunks": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
     "not JSON": OK + b"Content-Length: 5\r\n\r\n<html",
     "another shape": OK + b'Content-Length: 9\r\n\r\n{"id": []}'[:9],
     "not UTF-8": OK + b'Content-Length: 6\r\n\r\n{"\xff":1}'[:30],
-    "a status that is none": b"HTTP/1.1 wrong\r\n\r\n",
-    "an error that is none": b"HTTP/1.1 500 Oh\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd",
+    "an invalid status": b"HTTP/1.1 wrong\r\n\r\n",
+    "an invalid error": b"HTTP/1.1 500 Oh\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd",
     "a redirect": b"HTTP/1.1 302 Found\r\nLocation: http://example.com\r\nContent-Length: 0\r\n\r\n",
-    "offsets that are none": OK + b"Hodei-Next-Offset: far\r\nHodei-Run: x.y.z\r\nContent-Length: 0\r\n\r\n",
+    "invalid offsets": OK + b"Hodei-Next-Offset: far\r\nHodei-Run: x.y.z\r\nContent-Length: 0\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_whatever_a_server_answers_only_our_errors_come_out(call: str, answer: str):
+def test_any_answer_of_a_server_raises_only_hodei_errors(call: str, answer: str):
     with answering(*[ANSWERS[answer]] * 3) as address, Client(address, "token", timeout_s=5, retry_s=0) as client:
         raised: BaseException | None = None
         try:
@@ -79,7 +79,7 @@ def test_whatever_a_server_answers_only_our_errors_come_out(call: str, answer: s
         except Exception as error:
             raised = error
         if raised is None:
-            assert call == "logs"  # an answer without a word is an empty log
+            assert call == "logs"  # an empty answer is an empty log
         else:
             assert isinstance(raised, HodeiError), repr(raised)
             assert raised.code
@@ -90,7 +90,7 @@ def test_whatever_a_server_answers_only_our_errors_come_out(call: str, answer: s
     "address",
     ["http://[::1", "http://127.0.0.1:99999", "ftp://x", "http://", f"http://{'a' * 70}.example", "http://a b", "http://x\x7f", "http://127.0.0.1:1"],
 )  # fmt: skip
-def test_an_address_that_leads_nowhere_is_our_error(address: str):
+def test_an_unusable_address_is_a_hodei_error(address: str):
     with Client(address, "token", timeout_s=5) as client, pytest.raises((InvalidInput, ServerUnreachable)) as refused:
         client.info()
     assert refused.value.message
@@ -99,12 +99,12 @@ def test_an_address_that_leads_nowhere_is_our_error(address: str):
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "ключ"])
-def test_a_key_that_no_header_can_carry_is_our_error(key: str):
+def test_an_invalid_idempotency_key_is_a_hodei_error(key: str):
     with answering(b"") as address, Client(address, "token", timeout_s=5) as client, pytest.raises(InvalidInput):
         client.submit(command=["true"], key=key)
 
 
-def test_a_job_file_that_cannot_be_read_is_our_error(tmp_path):
+def test_an_unreadable_job_file_is_a_hodei_error(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with Client("http://127.0.0.1:1") as client:
         for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "binary.yaml", "a\x00b"):

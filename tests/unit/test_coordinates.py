@@ -18,11 +18,11 @@ from unit.control.harness import Harness
 BERLIN, PARIS, OSLO = (52.52, 13.405), (48.857, 2.352), (59.913, 10.752)
 
 
-def _node(name: str, place: tuple[float, float]):
-    return instant_node(node_offer(NodeConfig(name, cpu=8, memory="8Gi", lat=place[0], lng=place[1])))
+def _node(name: str, coordinates: tuple[float, float]):
+    return instant_node(node_offer(NodeConfig(name, cpu=8, memory="8Gi", lat=coordinates[0], lng=coordinates[1])))
 
 
-def test_a_job_goes_to_the_node_that_is_nearest_by_distance():
+def test_a_job_is_placed_on_the_nearest_node():
     harness = Harness(_node("oslo", OSLO), _node("paris", PARIS))
     harness.submit(1, near=Location().with_coordinates(*BERLIN))
     harness.submit(2, near=Location().with_coordinates(*PARIS))
@@ -31,26 +31,26 @@ def test_a_job_goes_to_the_node_that_is_nearest_by_distance():
     assert [harness.runs[f"{job}.0.1"].node for job in (1, 2)] == ["oslo", "paris"]
 
 
-def test_they_are_shown_with_the_node():
+def test_coordinates_are_shown_with_the_node():
     view = node_view(_node("paris", PARIS), {}, 0)
     assert (view.location["lat"], view.location["lng"]) == PARIS
 
 
-def test_docker_hosts_and_whole_backends_have_them_too():
+def test_docker_hosts_and_backends_may_have_coordinates():
     docker = node_of(Host("h1", lat=PARIS[0], lng=PARIS[1]), {}, {}, backend="docker", problem="")
     assert docker.location == Location().with_coordinates(*PARIS)
     fill_in = node_defaults({"kind": "slurm", "lat": OSLO[0], "lng": OSLO[1]})
     assert fill_in(a_node("n1")).location == Location().with_coordinates(*OSLO)
-    assert fill_in(docker).location == Location().with_coordinates(*PARIS)  # a node's own word counts
+    assert fill_in(docker).location == Location().with_coordinates(*PARIS)  # the node's own coordinates count
 
 
 @pytest.mark.parametrize(
-    ("lat", "lng", "words"),
+    ("lat", "lng", "message"),
     [(91.0, 0.0, "no place on earth"), (0.0, 181.0, "no place on earth"), (1.0, None, "belong together")],
 )
-def test_half_a_place_and_no_place_on_earth_are_refused(lat, lng, words):
-    with pytest.raises(InvalidInput, match=words):
+def test_incomplete_and_invalid_coordinates_are_refused(lat, lng, message):
+    with pytest.raises(InvalidInput, match=message):
         node_offer(NodeConfig("n1", lat=lat, lng=lng))
     table = {"kind": "slurm", "lat": lat} | ({} if lng is None else {"lng": lng})
-    with pytest.raises(InvalidInput, match=words):
+    with pytest.raises(InvalidInput, match=message):
         common_of("hpc", table)

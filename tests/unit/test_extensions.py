@@ -27,10 +27,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def announce(monkeypatch):
     def announce(group: str, name: str, value: str) -> None:
-        def entry_points(**wanted):
+        def entry_points(**selected):
             return (
                 [EntryPoint(name, value, group)]
-                if wanted["group"] == group and wanted.get("name", name) == name
+                if selected["group"] == group and selected.get("name", name) == name
                 else []
             )
 
@@ -63,7 +63,7 @@ def test_an_announced_extension_is_found_by_its_name(announce):
     assert "jsonl, tail" in refusal.value.hint
 
 
-def test_a_broken_extension_names_its_package_and_what_next(announce):
+def test_a_broken_extension_names_its_package_and_has_a_hint(announce):
     announce(SINKS, "tail", "no_such_package.sinks:Tail")
     with pytest.raises(InvalidInput, match=r"of the package no_such_package.sinks cannot be loaded") as refusal:
         load(SINKS, "tail", "sink")
@@ -85,10 +85,10 @@ from hodei.plugins.queues import Fifo
 from hodei.store.memory import MemoryStore
 
 class Filter(Fit):
-    name = "theirs"
+    name = "external"
 
 class Queue(Fifo):
-    name = "theirs"
+    name = "external"
 
 class Backend(InstantBackend):
     pass
@@ -128,25 +128,25 @@ ENTRIES = {
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package that announces an extension called `theirs` in every group."""
-    info = tmp_path / "site" / "their_package-1.dist-info"
+    """An installed package that announces an extension called `external` in every group."""
+    info = tmp_path / "site" / "external_package-1.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
-    targets = {group: f"their_package:{name}" if name else "their_package" for group, name in ENTRIES.items()}
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: external-package\nVersion: 1\n")
+    targets = {group: f"external_package:{name}" if name else "external_package" for group, name in ENTRIES.items()}
     (info / "entry_points.txt").write_text("".join(f"[{g}]\ntheirs = {value}\n" for g, value in targets.items()))
-    (tmp_path / "site" / "their_package.py").write_text(PACKAGE)
+    (tmp_path / "site" / "external_package.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     yield
-    sys.modules.pop("their_package", None)
+    sys.modules.pop("external_package", None)
 
 
 USES = {
-    "hodei.plugins": lambda home: find_plugin("theirs"),
-    "hodei.queues": lambda home: find_queue("theirs"),
-    "hodei.backends": lambda home: make_or_explain("far", {"kind": "theirs"}, BackendContext("test", 1, home, None)),
-    "hodei.stores": lambda home: make_store("theirs:x", home),
-    "hodei.authenticators": lambda home: extensions.make("hodei.authenticators", "theirs", "authenticator", home)[0],
-    "hodei.estimators": lambda home: make_estimator(EstimatesConfig(source="theirs")),
+    "hodei.plugins": lambda home: find_plugin("external"),
+    "hodei.queues": lambda home: find_queue("external"),
+    "hodei.backends": lambda home: make_or_explain("far", {"kind": "external"}, BackendContext("test", 1, home, None)),
+    "hodei.stores": lambda home: make_store("external:x", home),
+    "hodei.authenticators": lambda home: extensions.make("hodei.authenticators", "external", "authenticator", home)[0],
+    "hodei.estimators": lambda home: make_estimator(EstimatesConfig(source="external")),
     "hodei.collectors": lambda home: _observer(home, "collectors"),
     "hodei.sinks": lambda home: _observer(home, "sinks"),
 }
@@ -155,15 +155,15 @@ USES = {
 def _observer(home, section):
     added = []
     service = SimpleNamespace(observers=SimpleNamespace(
-        add_sink=lambda name, made: added.append(made), add_collector=lambda name, made: added.append(made)
+        add_sink=lambda name, extension: added.append(extension), add_collector=lambda name, extension: added.append(extension)
     ))  # fmt: skip
-    add_observers(service, Config(**{section: {"mine": {"kind": "theirs"}}}))
+    add_observers(service, Config(**{section: {"custom": {"kind": "external"}}}))
     return added[0]
 
 
 @pytest.mark.parametrize("group", ENTRIES)
 def test_an_installed_package_adds_an_extension_of_every_kind(group, package, tmp_path):
-    assert type(USES[group](tmp_path)).__module__ == "their_package"
+    assert type(USES[group](tmp_path)).__module__ == "external_package"
 
 
 def test_every_group_of_entry_points_is_tested():
@@ -174,7 +174,7 @@ async def _health(backend):
     return await backend.health()
 
 
-def test_a_broken_backend_is_out_of_reach_and_says_why(announce, tmp_path):
+def test_a_broken_backend_is_unhealthy_with_a_reason(announce, tmp_path):
     import asyncio
 
     announce(BACKENDS, "echo", "no_such_package")
@@ -186,9 +186,9 @@ def test_a_broken_backend_is_out_of_reach_and_says_why(announce, tmp_path):
 
 
 def test_an_estimator_that_is_not_trusted_is_not_loaded(announce):
-    announce(ESTIMATORS, "mine", "no_such_package:Mine")
+    announce(ESTIMATORS, "custom", "no_such_package:Custom")
     with pytest.raises(InvalidInput, match="is not in use on this server"):
-        make_estimator(EstimatesConfig(source="mine"), frozenset())
+        make_estimator(EstimatesConfig(source="custom"), frozenset())
 
 
 def test_a_broken_sink_is_left_out_and_the_store_is_chosen_by_its_scheme(tmp_path, caplog):

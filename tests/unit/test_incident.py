@@ -32,25 +32,25 @@ def history(controller: Controller, *steps: tuple[int, Fact]) -> list[Event]:
     return out
 
 
-def now(controller: Controller) -> list[NodeView]:
+def node_views(controller: Controller) -> list[NodeView]:
     cluster = controller.cluster
     cluster.table.settle()
-    return [node_view(one, {}, 0) for one in cluster.table.nodes]
+    return [node_view(each, {}, 0) for each in cluster.table.nodes]
 
 
-def story(
+def incident(
     before: list[Fact], *steps: tuple[int, Fact], end_ms: int = 60_000
 ) -> tuple[dict[str, dict[str, Any]], list[tuple[int, dict[str, Any]]]]:
     """The cluster and the facts of an incident that starts after `before`."""
     controller = make_controller(SchedulingConfig())
     history(controller, *((-1000, fact) for fact in before))
     events = history(controller, *steps)
-    told = IncidentNodes(now(controller), events, BEGAN_MS, BEGAN_MS + end_ms, set())
-    return {entry["name"]: entry for entry in told.cluster()}, told.facts()
+    nodes = IncidentNodes(node_views(controller), events, BEGAN_MS, BEGAN_MS + end_ms, set())
+    return {entry["name"]: entry for entry in nodes.cluster()}, nodes.facts()
 
 
 def test_a_removed_node_is_described_by_its_last_event():
-    cluster, facts = story(
+    cluster, facts = incident(
         [NodeJoined(node("a")), NodeJoined(node("b", labels={"disk": "ssd"}, taints=(BAD,)))], (10, NodeLost("b"))
     )
     assert cluster["b"] == {
@@ -60,26 +60,28 @@ def test_a_removed_node_is_described_by_its_last_event():
 
 
 def test_a_node_that_joined_later_is_absent_at_the_start():
-    cluster, facts = story([NodeJoined(node("a"))], (10, NodeJoined(node("b"))))
+    cluster, facts = incident([NodeJoined(node("a"))], (10, NodeJoined(node("b"))))
     assert "there" not in cluster["a"]
     assert cluster["b"]["there"] is False
     assert facts == [(10, {"join": "b"})]
 
 
-def test_a_node_that_joined_only_later_is_no_part_of_it():
-    cluster, facts = story([NodeJoined(node("a"))], (70_000, NodeJoined(node("b"))))
+def test_a_node_that_joined_after_the_end_is_absent():
+    cluster, facts = incident([NodeJoined(node("a"))], (70_000, NodeJoined(node("b"))))
     assert [*cluster] == ["a"]
     assert facts == []
 
 
-def test_a_cordon_of_before_is_there_at_the_beginning():
-    _, facts = story([NodeJoined(node("a")), NodeOverridden("a", cordon=True)], (20, NodeOverridden("a", cordon=False)))
+def test_an_earlier_cordon_is_a_fact_at_the_start():
+    _, facts = incident(
+        [NodeJoined(node("a")), NodeOverridden("a", cordon=True)], (20, NodeOverridden("a", cordon=False))
+    )
     assert facts == [(0, {"cordon": "a"}), (20, {"uncordon": "a"})]
 
 
-def test_marks_that_came_after_the_end_are_taken_back():
+def test_node_overrides_after_the_end_are_reverted():
     late = 70_000
-    cluster, facts = story(
+    cluster, facts = incident(
         [NodeJoined(node("a", taints=(BAD,)))],
         (late, NodeOverridden("a", drain=True)),
         (late, NodeOverridden("a", add_taints=(DOWN,), remove_taints=(BAD,))),
@@ -88,8 +90,8 @@ def test_marks_that_came_after_the_end_are_taken_back():
     assert facts == []
 
 
-def test_drains_and_taints_are_facts_even_of_a_node_that_was_cordoned_already():
-    _, facts = story(
+def test_drains_and_taints_of_a_cordoned_node_are_facts():
+    _, facts = incident(
         [NodeJoined(node("a"))],
         (1, NodeOverridden("a", cordon=True)),
         (2, NodeOverridden("a", drain=True)),
@@ -98,7 +100,7 @@ def test_drains_and_taints_are_facts_even_of_a_node_that_was_cordoned_already():
     assert facts == [(1, {"cordon": "a"}), (2, {"drain": "a"}), (3, {"taint": "a", "as": "down:NoExecute"})]
 
 
-def test_nodes_that_join_again_after_a_restart_were_there_all_the_time():
+def test_nodes_that_join_again_after_a_restart_are_present_before():
     def event(kind: str, at_ms: int, node: str = "") -> Event:
         return Event(at_ms, BEGAN_MS + at_ms, kind, node=node)
 

@@ -28,7 +28,7 @@ def _end(pid: int) -> None:
 
 
 def test_a_dropped_handle_of_a_running_process_gives_no_warning(tmp_path, sleeper):
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         process = DetachedProcess([sleeper], tmp_path / "log")
         pid = process.pid
@@ -37,26 +37,26 @@ def test_a_dropped_handle_of_a_running_process_gives_no_warning(tmp_path, sleepe
         del process
         gc.collect()
     _end(pid)
-    assert not seen
+    assert not caught
 
 
 def test_the_supervisor_may_be_dropped_while_its_agent_runs(tmp_path, sleeper, monkeypatch):
     monkeypatch.setattr(sys, "executable", sleeper)
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         supervisor = AgentSupervisor(
             "local", tmp_path, "test", 1, linger_s=1, keep_logs_s=1,
-            on_observations=lambda seen: None, on_outage=lambda error: None,
+            on_observations=lambda observations: None, on_outage=lambda error: None,
         )  # fmt: skip
         supervisor._start_agent_unless_running()
         pid = supervisor._agent.pid
         del supervisor
         gc.collect()
     _end(pid)
-    assert not seen
+    assert not caught
 
 
-def test_exit_code_and_output_are_known(tmp_path):
+def test_the_exit_code_and_the_output_are_recorded(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     process = DetachedProcess(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"], log)

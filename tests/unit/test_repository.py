@@ -1,4 +1,4 @@
-"""The files around the code: workflows, hooks and templates parse and call make targets that exist; a release is cut right."""
+"""Workflows, hooks and templates parse and call existing make targets; a release changes the changelog correctly."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def test_the_bill_of_materials_lists_what_users_install_and_no_developer_tools()
     names = {component["name"] for component in content["components"]}
     assert {"click", "msgspec", "numpy", "starlette"} <= names
     assert not {"pytest", "ruff", "mypy", "hypothesis"} & names
-    known = {content["metadata"]["component"]["bom-ref"], *(entry["bom-ref"] for entry in content["components"])}
-    assert {ref for entry in content["dependencies"] for ref in (entry["ref"], *entry["dependsOn"])} == known
+    refs = {content["metadata"]["component"]["bom-ref"], *(entry["bom-ref"] for entry in content["components"])}
+    assert {ref for entry in content["dependencies"] for ref in (entry["ref"], *entry["dependsOn"])} == refs

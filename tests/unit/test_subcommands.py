@@ -1,4 +1,4 @@
-"""`hodei sim`, `hodei bench` and `hodei kube` at first use: called alone they print help, a slip gets a suggestion."""
+"""`hodei sim`, `hodei bench` and `hodei kube` at first use: without arguments they print help, and a mistyped command gets a suggestion."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ PROGRAMS = {"sim": (sim, "repaly", "replay"), "bench": (bench, "enigne", "engine
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_called_alone_it_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]):
+def test_a_program_without_arguments_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]):
     assert PROGRAMS[name][0]([]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.startswith(f"Usage: hodei {name}")
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert output.out.startswith(f"Usage: hodei {name}")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_word_that_is_no_subcommand_gets_a_suggestion(name: str, capsys: pytest.CaptureFixture[str]):
-    main, slip, meant = PROGRAMS[name]
-    for word, told in ((slip, f"{slip!r}; did you mean 'hodei {name} {meant}'?"), ("qqqq", "'qqqq'; there are: ")):
+def test_an_unknown_subcommand_gets_a_suggestion(name: str, capsys: pytest.CaptureFixture[str]):
+    main, mistyped, suggested = PROGRAMS[name]
+    for word, message in (
+        (mistyped, f"{mistyped!r}; did you mean 'hodei {name} {suggested}'?"),
+        ("qqqq", "'qqqq'; there are: "),
+    ):
         assert main([word]) == 2
-        said = capsys.readouterr().err
-        assert f"error: no such command: {told}" in said
-        assert said.endswith(f"\n  next: hodei {name} --help\n[USAGE]\n")
+        stderr = capsys.readouterr().err
+        assert f"error: no such command: {message}" in stderr
+        assert stderr.endswith(f"\n  next: hodei {name} --help\n[USAGE]\n")
 
 
 def test_other_mistakes_are_reported_with_the_option(capsys: pytest.CaptureFixture[str]):

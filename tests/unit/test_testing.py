@@ -1,4 +1,4 @@
-"""`hodei.testing` is for tests of others: a server never imports it, and pytest is imported with the first suite."""
+"""`hodei.testing`: a server never imports it, and only its suites import pytest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CODE = {
 
 
 def test_a_server_imports_no_suite_and_builders_need_no_pytest():
-    for who, code in CODE.items():
-        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0, who
+    for program, code in CODE.items():
+        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0, program
 
 
 def test_every_public_name_exists():

@@ -1,4 +1,4 @@
-"""From the configuration's nodes to what is offered: data, cost and overcommit, and their mistakes in words."""
+"""From the nodes of the configuration to the offered nodes: data, cost, overcommit, and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ address = "10.0.0.7"
 """
 
 
-def test_what_is_said_of_a_node_reaches_the_offer(tmp_path: Path):
+def test_the_settings_of_a_node_are_in_its_offer(tmp_path: Path):
     (tmp_path / "config.toml").write_text(TOML)
     (node,) = load_config(tmp_path / "config.toml").nodes
     offer = node_offer(node)
@@ -46,7 +46,7 @@ def test_what_is_said_of_a_node_reaches_the_offer(tmp_path: Path):
 
 
 @pytest.mark.parametrize("instant", [True, False])
-def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, instant: bool):
+def test_the_settings_of_a_node_are_in_the_node_and_its_view(tmp_path: Path, instant: bool):
     (tmp_path / "config.toml").write_text(TOML)
     offer = node_offer(load_config(tmp_path / "config.toml").nodes[0])
     if instant:
@@ -63,19 +63,19 @@ def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, insta
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("fields", "message"),
     [
         pytest.param({"overcommit": {"cpu": 0.05}}, "an overcommit of 0.05 for cpu", id="too little"),
         pytest.param({"overcommit": {"cpu": 101.0}}, "an overcommit of 101.0 for cpu", id="too much"),
         pytest.param({"overcommit": {"cpu": float("nan")}}, "an overcommit of nan", id="not a number"),
-        pytest.param({"overcommit": {"cpu": 2.0, "cpus": 3.0}}, "given twice", id="said twice"),
-        pytest.param({"overcommit": {"memry": 2.0}}, "did you mean 'memory'", id="a slip"),
+        pytest.param({"overcommit": {"cpu": 2.0, "cpus": 3.0}}, "given twice", id="given twice"),
+        pytest.param({"overcommit": {"memry": 2.0}}, "did you mean 'memory'", id="a misspelt resource"),
         pytest.param({"cost": -1.0}, "a cost of -1", id="a negative cost"),
         pytest.param({"cost": float("inf")}, "a cost of inf", id="an infinite cost"),
         pytest.param({"data": ("a b",)}, "'a b' is not a name", id="a data set with a space"),
         pytest.param({"cpu": 2, "sockets": (S("0"), S("0-1"))}, "name a cpu twice", id="a core in two sockets"),
         pytest.param({"cpu": 2, "sockets": (S("0,0"),)}, "listed twice", id="a core twice in one socket"),
-        pytest.param({"cpu": 4, "sockets": (S("3-0"),)}, "3-0 is not a range", id="a range the wrong way round"),
+        pytest.param({"cpu": 4, "sockets": (S("3-0"),)}, "3-0 is not a range", id="a reversed range"),
         pytest.param({"cpu": 4, "sockets": (S("a"),)}, "'a' is not a number or a range", id="not a number"),
         pytest.param({"cpu": 4, "sockets": (S((-1,)),)}, "-1 is out of range", id="a negative core"),
         pytest.param(
@@ -88,9 +88,9 @@ def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, insta
         pytest.param({"address": "10.0.0.1:80"}, "'10.0.0.1:80' is not an address", id="an address with a port"),
     ],
 )
-def test_mistakes_name_the_node(given, words):
-    with pytest.raises(InvalidInput, match=f"node 'n1': .*{words}"):
-        node_offer(NodeConfig("n1", **given))
+def test_mistakes_name_the_node(fields, message):
+    with pytest.raises(InvalidInput, match=f"node 'n1': .*{message}"):
+        node_offer(NodeConfig("n1", **fields))
 
 
 @pytest.mark.parametrize("address", ["", "node-7.example.com", "10.0.0.1", "fe80::1"])
@@ -102,7 +102,7 @@ def test_half_a_gpu_may_be_a_numbered_one():
     assert node_offer(NodeConfig("n1", gpu="500m", sockets=(S("0", "3"),))).sockets == (Socket((0,), (3,)),)
 
 
-def test_an_unknown_key_of_a_socket_is_named_with_the_one_that_was_meant(tmp_path: Path):
+def test_an_unknown_key_of_a_socket_gets_a_suggestion(tmp_path: Path):
     (tmp_path / "config.toml").write_text('[[nodes]]\nname = "a"\nsockets = [{cpuss = "0"}]\n')
     with pytest.raises(InvalidInput, match=r"config.toml: line \d+: .*unknown key 'cpuss'.*did you mean 'cpus'"):
         load_config(tmp_path / "config.toml")
@@ -127,8 +127,8 @@ cpus = 3
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(InvalidInput) as caught:
         load_config(tmp_path / "config.toml")
-    places = [place for place, _ in caught.value.problems]
-    assert places == [
+    paths = [path for path, _ in caught.value.problems]
+    assert paths == [
         "line 3: server.prot",
         "line 6: scheduling.profiles.'a b'.queu",
         "line 13: nodes[1].cpus",
@@ -137,14 +137,14 @@ cpus = 3
     assert caught.value.message.startswith(f"{tmp_path}/config.toml: ")
 
 
-def test_a_run_is_told_the_class_of_its_own_task():
+def test_a_run_gets_the_quality_of_service_of_its_task():
     best = a_task("a", limits={"cpu": 1000, "memory": 2**30})
     spec = a_job_spec(tasks=(best, a_task("b", cpu="0", memory="0")))
-    told = [
+    classes = [
         start_order(Start(a_run(member=i, task=task.name), spec, task)).env["HODEI_QOS"]
         for i, task in enumerate(spec.tasks)
     ]
-    assert told == ["guaranteed", "best-effort"]
+    assert classes == ["guaranteed", "best-effort"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_run_is_told_the_class_of_its_own_task():
 )  # fmt: skip
 def test_the_decision_log_cannot_replace_other_files(tmp_path: Path, name: str):
     (tmp_path / "agent").mkdir()
-    for taken in ("hodei.db", "tokens", "token", "config.toml", "lock"):
+    for existing in ("hodei.db", "tokens", "token", "config.toml", "lock"):
         (tmp_path / taken).write_text("kept")
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(InvalidInput, match=r"server\.decision_log: .* is not a name for a decision log"):
@@ -173,7 +173,7 @@ def test_the_decision_log_is_a_plain_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "place"),
+    ("name", "text", "path"),
     [
         ("hodei.yaml", "scheduler:\n  scoring_weights:\n    load_balancing: .inf\n", "line 3: scheduler.scoring_weights.load_balancing"),
         ("hodei.yaml", "scheduler:\n  scoring_weights:\n    load_balancing: .nan\n", "line 3: scheduler.scoring_weights.load_balancing"),
@@ -184,16 +184,16 @@ def test_the_decision_log_is_a_plain_file(tmp_path: Path):
         ("config.toml", "[backends.big]\nkind = 'docker'\nfactor = nan\n", "line 3: backends.big.factor"),
     ],
 )  # fmt: skip
-def test_a_number_without_end_is_refused_with_its_line(tmp_path: Path, name: str, text: str, place: str):
+def test_an_infinite_number_is_refused_with_its_line(tmp_path: Path, name: str, text: str, path: str):
     (tmp_path / name).write_text(text)
     with pytest.raises(InvalidInput) as caught:
         load_config(tmp_path / name)
-    assert [at for at, _ in caught.value.problems] == [place]
+    assert [where for where, _ in caught.value.problems] == [path]
     assert "is not a finite number" in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         (SchedulingConfig(max_losses=-1), "scheduling.max_losses: -1 is below 0"),
         (
@@ -204,21 +204,21 @@ def test_a_number_without_end_is_refused_with_its_line(tmp_path: Path, name: str
         (SchedulingConfig(profiles={"a\u202eb": ProfileConfig()}), r"'a\u202eb' is not a name"),
         (SchedulingConfig(profiles={"x" * 5000: ProfileConfig()}), "is not a name"),
     ],
-    ids=["losses", "pending", "an empty name", "a name that turns the line around", "a long name"],
+    ids=["losses", "pending", "an empty name", "a name with a right-to-left override", "a long name"],
 )
-def test_settings_that_mean_nothing_are_refused(config: SchedulingConfig, words: str):
+def test_invalid_settings_are_refused(config: SchedulingConfig, message: str):
     with pytest.raises(InvalidInput) as caught:
         check_scheduling(config)
-    assert words in caught.value.message
+    assert message in caught.value.message
     assert len(caught.value.message) < 500
 
 
 @pytest.mark.parametrize("section", ["scheduling", "health", "backends"])
-def test_a_section_that_is_no_table_is_refused_beside_other_names(tmp_path: Path, section: str):
+def test_a_section_that_is_not_a_table_is_refused(tmp_path: Path, section: str):
     (tmp_path / "hodei.yaml").write_text(f"scheduler:\n  queue_strategy: fifo\n{section}: 5\n")
     with pytest.raises(InvalidInput) as caught:
         load_config(tmp_path / "hodei.yaml")
-    assert [at for at, _ in caught.value.problems] == [f"line 3: {section}"]
+    assert [where for where, _ in caught.value.problems] == [f"line 3: {section}"]
     (tmp_path / "hodei.yaml").write_text("scheduler:\n  queue_strategy: fifo\nscheduling:\n  profiles: 5\n")
     with pytest.raises(InvalidInput, match=r"line 4: scheduling\.profiles: a table"):
         load_config(tmp_path / "hodei.yaml")
@@ -234,8 +234,8 @@ def test_doctor_reports_missing_backends_of_the_fallback_chain(tmp_path: Path) -
         finally:
             await service.stop()
 
-    (said,) = [check for check in asyncio.run(checks()) if check.name == "fallback"]
-    assert (said.level, said.found) == ("warning", "scheduling.fallback names backends that do not exist: clod")
+    (check,) = [check for check in asyncio.run(checks()) if check.name == "fallback"]
+    assert (check.level, check.found) == ("warning", "scheduling.fallback names backends that do not exist: clod")
 
 
 def test_a_backend_named_local_needs_its_kind(tmp_path: Path):

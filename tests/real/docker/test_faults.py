@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent_host import Desk, alive, until
-from docker_backends import a_docker, a_name
+from agent_host import ReconnectingRecorder, alive, unique_installation, until
+from docker_backends import a_docker
 from docker_hosts import Daemon, DockerDaemons
 from hodei.backends.docker.settings import Allow
 from real.docker.test_runs import an_order, sh
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.real
 
 
 @contextlib.asynccontextmanager
-async def hosts(home: Path, *daemons: Daemon, **fields: Any) -> AsyncIterator[Desk]:
-    desk = Desk(a_docker(home, *daemons, **fields), 90)
+async def hosts(home: Path, *daemons: Daemon, **fields: Any) -> AsyncIterator[ReconnectingRecorder]:
+    desk = ReconnectingRecorder(a_docker(home, *daemons, **fields), 90)
     await desk.backend.open()
     try:
         yield desk
@@ -36,7 +36,7 @@ async def hosts(home: Path, *daemons: Daemon, **fields: Any) -> AsyncIterator[De
                 daemon.clear()
 
 
-async def node_is(desk: Desk, name: str, ready: bool) -> str:
+async def node_is(desk: ReconnectingRecorder, name: str, ready: bool) -> str:
     """Wait for it; what the node says about it."""
     async with asyncio.timeout(60):
         while True:
@@ -123,7 +123,7 @@ def test_without_live_restore_runs_of_a_killed_daemon_are_lost_not_failed(docker
     "server_is_there", [pytest.param(True, id="while we look on"), pytest.param(False, id="while we are away")]
 )
 def test_a_run_whose_container_was_removed_by_others_is_lost(dockerd: DockerDaemons, tmp_path: Path, server_is_there):
-    daemon, name = dockerd("h1"), a_name()
+    daemon, name = dockerd("h1"), unique_installation()
 
     def remove_all() -> None:
         for container in daemon.containers():
@@ -183,7 +183,7 @@ def test_a_host_that_hangs_delays_only_its_own_runs(dockerd: DockerDaemons, tmp_
 
 
 def test_a_run_that_ends_while_its_host_hangs_has_the_right_end_time(dockerd: DockerDaemons, tmp_path: Path):
-    daemon, name = dockerd("h1"), a_name()
+    daemon, name = dockerd("h1"), unique_installation()
 
     def now_ms() -> int:
         return int(time.time() * 1000)
@@ -218,7 +218,7 @@ def test_a_run_that_ends_while_its_host_hangs_has_the_right_end_time(dockerd: Do
 
 
 def test_runs_of_an_unreachable_host_are_known_after_a_server_restart(dockerd: DockerDaemons, tmp_path: Path):
-    well, away, name = dockerd("h1"), dockerd("h2", live_restore=True), a_name()
+    well, away, name = dockerd("h1"), dockerd("h2", live_restore=True), unique_installation()
 
     async def story() -> None:
         async with hosts(tmp_path, well, away, installation=name) as desk:
@@ -263,7 +263,7 @@ def test_a_host_silent_for_too_long_is_lost_and_its_runs_are_stopped_when_it_is_
     asyncio.run(story())
 
 
-async def nodes_are(desk: Desk, names: set[str]) -> None:
+async def nodes_are(desk: ReconnectingRecorder, names: set[str]) -> None:
     for _ in range(600):
         if {node.name for node in await desk.backend.nodes()} == names:
             return

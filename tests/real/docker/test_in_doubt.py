@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from agent_host import Desk, until
+from agent_host import ReconnectingRecorder, until
 from docker_backends import a_docker
 from docker_hosts import IMAGE, Daemon, DockerDaemons
-from gate import ABANDON, CUT, DROP, PASS, Gate, freeze
+from fault_proxy import ABANDON, CUT, DROP, PASS, FaultProxy, freeze
 from hodei.backends.docker import engine, start
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget
@@ -40,7 +40,7 @@ CHANGE_TIMEOUT_S, REACH_TIMEOUT_S = 0.6, 1.6
 class Scene:
     """A backend that reaches its daemon through a gate, and what its runs have written."""
 
-    def __init__(self, desk: Desk, daemon: Daemon, gate: Gate, written: Path) -> None:
+    def __init__(self, desk: ReconnectingRecorder, daemon: Daemon, gate: FaultProxy, written: Path) -> None:
         self.desk, self.daemon, self.gate, self.written = desk, daemon, gate, written
 
     def order(self, job: int, *, after: str = "true"):
@@ -57,7 +57,7 @@ class Scene:
 
     async def past_our_timeouts(self) -> None:
         """The request was given up, and so would be a wait for the host."""
-        await asyncio.to_thread(self.gate.left.wait, 20)
+        await asyncio.to_thread(self.gate.client_left.wait, 20)
         await until(lambda: not self.desk.backend._hosts["h1"].up, "the host is known to be silent")
         await asyncio.sleep(REACH_TIMEOUT_S + 0.6)  # the bound itself must pass
 
@@ -82,8 +82,8 @@ def daemon(dockerd: DockerDaemons) -> Iterator[Daemon]:
         daemon.clear()
 
 
-def a_gate(daemon: Daemon, path: Path) -> Gate:
-    return Gate(path=str(path), to_path=daemon.socket)
+def a_gate(daemon: Daemon, path: Path) -> FaultProxy:
+    return FaultProxy(path=str(path), to_path=daemon.socket)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def a_scene(daemon: Daemon, tmp_path: Path, **fields: Any) -> AsyncIterato
     shared.mkdir(mode=0o777)
     gate = a_gate(daemon, tmp_path / "gate.sock")
     given = {"hosts": {"h1": {"url": f"unix://{tmp_path}/gate.sock"}}, "answer_within": "400ms", **fields}
-    desk = Desk(a_docker(tmp_path / "home", daemon, allow=Allow(mounts=(f"{shared}:rw",)), **given), 60)
+    desk = ReconnectingRecorder(a_docker(tmp_path / "home", daemon, allow=Allow(mounts=(f"{shared}:rw",)), **given), 60)
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(BackendError):  # so short a bound is missed by a busy machine
@@ -129,7 +129,7 @@ def test_a_run_whose_request_got_no_answer_is_executed_once(daemon, tmp_path, im
                 await scene.host_is_up()
                 scene.gate.expect(REQUEST[verb], HOW[how], before=still if hangs else lambda: None)
                 assert await scene.desk.backend.start([scene.order(job)]) == {}
-                assert await asyncio.to_thread(scene.gate.met.wait, 20)
+                assert await asyncio.to_thread(scene.gate.matched.wait, 20)
                 if hangs:
                     await scene.past_our_timeouts()
                     daemon.thaw()
@@ -152,7 +152,7 @@ def test_a_run_cancelled_while_in_doubt_leaves_nothing_behind(daemon, tmp_path, 
                 await scene.host_is_up()
                 scene.gate.expect(REQUEST[verb], ABANDON, before=lambda: freeze(daemon.pid))
                 assert await scene.desk.backend.start([scene.order(job, after="exec sleep 300")]) == {}
-                assert await asyncio.to_thread(scene.gate.met.wait, 20)
+                assert await asyncio.to_thread(scene.gate.matched.wait, 20)
                 await scene.past_our_timeouts()
                 await scene.desk.stop(f"{job}.0.1", grace_ms=0)
                 daemon.thaw()
@@ -168,7 +168,7 @@ def test_a_run_cancelled_while_in_doubt_leaves_nothing_behind(daemon, tmp_path, 
 def test_a_start_that_arrives_after_the_inspection_is_found(daemon, tmp_path, impatient, seconds):
     """The daemon carries out a start that we know nothing of between our look at the container and its removal."""
 
-    def start_late(gate: Gate) -> None:
+    def start_late(gate: FaultProxy) -> None:
         (container,) = daemon.containers()
         assert container["State"] == "created"
         if not seconds:
@@ -233,15 +233,15 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_t
                 }
             ]
         )  # fmt: skip
-        assert gate.met.wait(20)
+        assert gate.matched.wait(20)
         if hangs:
             installation.kill()
         until_true(lambda: installation.server.poll() is not None, "the server is dead")
         installation.start()
         if hangs:
-            until_true(lambda: "did not answer" in installation.said(), "the next server has met the daemon that hangs")
+            until_true(lambda: "did not answer" in installation.server_output(), "the next server has met the daemon that hangs")
             daemon.thaw()
-        until_true(lambda: "is up at" in installation.said(), "the server is up", 120)
+        until_true(lambda: "is up at" in installation.server_output(), "the server is up", 120)
         installation.until_up()
         client = installation.client()
         until_true(lambda: client.job(job).job.state == "succeeded", "it has run")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent_host import Desk
+from agent_host import ReconnectingRecorder
 from docker_backends import a_docker
 from docker_hosts import DockerDaemons
 from hodei.backends.docker.settings import Allow
@@ -38,7 +38,7 @@ def test_no_shell_reads_user_input(dockerd: DockerDaemons, tmp_path: Path):
     async def story() -> None:
         backend = a_docker(tmp_path / "home", dockerd(), allow=Allow(mounts=(f"{shared}:rw",)))
         await backend.open()
-        desk = Desk(backend, 120)
+        desk = ReconnectingRecorder(backend, 120)
         try:
             orders = []
             for job, word in enumerate(words, 1):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, until
+from agent_host import ReconnectingRecorder, unique_installation, until
 from agent_host import an_order as a_plain_order
-from docker_backends import a_docker, a_name
+from docker_backends import a_docker
 from docker_hosts import DockerDaemons
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
@@ -36,12 +36,12 @@ def sh(script: str) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def at_a_desk(home: Path, farm: DockerDaemons, **fields: Any) -> AsyncIterator[Desk]:
+async def at_a_desk(home: Path, farm: DockerDaemons, **fields: Any) -> AsyncIterator[ReconnectingRecorder]:
     daemon = farm()
     backend = a_docker(home, daemon, **fields)
     await backend.open()
     try:
-        yield Desk(backend, 25)
+        yield ReconnectingRecorder(backend, 25)
     finally:
         await backend.close()
         daemon.clear()
@@ -49,7 +49,7 @@ async def at_a_desk(home: Path, farm: DockerDaemons, **fields: Any) -> AsyncIter
 
 @pytest.fixture
 def tell(dockerd: DockerDaemons, tmp_path: Path) -> Callable[..., None]:
-    def whole(story: Callable[[Desk], Awaitable[None]], **fields: Any) -> None:
+    def whole(story: Callable[[ReconnectingRecorder], Awaitable[None]], **fields: Any) -> None:
         async def run() -> None:
             async with at_a_desk(tmp_path / "home", dockerd, **fields) as desk:
                 await story(desk)
@@ -60,7 +60,7 @@ def tell(dockerd: DockerDaemons, tmp_path: Path) -> Callable[..., None]:
 
 
 def test_a_run_over_its_memory_limit_fails_with_oom_and_not_killed(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         eat = sh("x=a; while :; do x=$x$x; done")
         oom, killed = await desk.run(
             an_order(1, *eat, limits={"memory": 16 * MI}), an_order(2, *sh("kill -KILL $$"), limits={"memory": 64 * MI})
@@ -73,7 +73,7 @@ def test_a_run_over_its_memory_limit_fails_with_oom_and_not_killed(tell):
 
 
 def test_limits_hold_inside_the_container(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         look = sh("cd /sys/fs/cgroup; cat memory/memory.limit_in_bytes memory/memory.memsw.limit_in_bytes "
                   "cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us pids/pids.max cpuset/cpuset.cpus 2>/dev/null || "
                   "cat memory.max memory.swap.max cpu.max pids.max cpuset.cpus")  # fmt: skip
@@ -88,7 +88,7 @@ def test_limits_hold_inside_the_container(tell):
 
 
 def test_cpu_shares_and_oom_score_follow_the_quality_of_service(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         look = sh("cat /proc/self/oom_score_adj; cd /sys/fs/cgroup; cat cpu/cpu.shares 2>/dev/null || cat cpu.weight")
         full = {"cpu": 1000, "memory": 64 * MI}
         ends = await desk.run(
@@ -109,7 +109,7 @@ def test_cpu_shares_and_oom_score_follow_the_quality_of_service(tell):
 
 
 def test_a_run_cannot_exceed_its_process_limit(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         bomb = sh("n=0; while [ $n -lt 50 ]; do sleep 30 & n=$((n+1)); done; echo all there")
         (end,) = await desk.run(an_order(1, *bomb))
         assert end.state == "failed"
@@ -119,7 +119,7 @@ def test_a_run_cannot_exceed_its_process_limit(tell):
 
 
 def test_a_host_never_exceeds_max_containers(tell, dockerd):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         orders = [an_order(job, "/bin/sleep", "0.5") for job in range(1, 6)]
         assert await desk.backend.start(orders) == {}
         most = 0
@@ -139,7 +139,7 @@ def test_a_host_never_exceeds_max_containers(tell, dockerd):
 
 
 def test_a_run_that_waits_for_a_slot_can_be_stopped(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         assert await desk.backend.start([an_order(1, "/bin/sleep", "60"), an_order(2)]) == {}
         await desk.running("1.0.1")
         await desk.stop("2.0.1", reason=StopReason("cancelled", "by ann"))
@@ -150,7 +150,7 @@ def test_a_run_that_waits_for_a_slot_can_be_stopped(tell):
 
 
 def test_a_missing_or_unrunnable_command_has_the_exit_code_of_a_shell(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
         assert [(end.state, end.exit_code) for end in ends] == [("failed", 127), ("failed", 126)]
 
@@ -158,7 +158,7 @@ def test_a_missing_or_unrunnable_command_has_the_exit_code_of_a_shell(tell):
 
 
 def test_without_init_the_exit_codes_are_the_same(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
         assert [(end.state, end.exit_code) for end in ends] == [("failed", 127), ("failed", 126)]
         assert "no-such-command-anywhere" in ends[0].reason
@@ -168,7 +168,7 @@ def test_without_init_the_exit_codes_are_the_same(tell):
 
 
 def test_a_missing_image_that_may_not_be_pulled_is_reported(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         never = {"docker.hodei.io/pull": "never"}
         assert await desk.backend.start([an_order(1, image="not-here:never", annotations=never)]) == {}
         end = await desk.end_of("1.0.1")
@@ -180,7 +180,7 @@ def test_a_missing_image_that_may_not_be_pulled_is_reported(tell):
 
 
 def test_labels_identify_the_run(tell, dockerd):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         await desk.run(an_order(1, labels={"team": "ml", "hodei.io/run": "77.0.1"}, project="vision"))
         (container,) = await asyncio.to_thread(dockerd().containers)
         labels = container["Labels"]
@@ -192,7 +192,7 @@ def test_labels_identify_the_run(tell, dockerd):
 
 
 def test_the_configured_user_runs_the_command(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         as_nobody = {"docker.hodei.io/user": "65534:65534"}
         await desk.run(an_order(1, "/bin/id", "-u"), an_order(2, "/bin/id", "-u", annotations=as_nobody))
         assert (await desk.log("1.0.1"), await desk.log("2.0.1")) == (b"1000\n", b"65534\n")
@@ -206,7 +206,7 @@ def test_an_allowed_directory_is_mounted_and_only_written_to_if_that_is_allowed(
     (data / "in").write_text("hello")
     data.chmod(0o777)
 
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         read = {"docker.hodei.io/mounts": f"{data}:/data"}
         write = {"docker.hodei.io/mounts": f"{data}:/data:rw"}
         script = sh("cat /data/in; echo mine > /data/$HODEI_JOB_ID")
@@ -229,7 +229,7 @@ def test_an_allowed_directory_is_mounted_and_only_written_to_if_that_is_allowed(
     ],
 )
 def test_a_stop_waits_for_the_checkpoint_and_reports_its_time(tell, how):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         hook = Checkpoint(timeout_ms=3_600_000, **how)
         script = """
             trap 'touch "$HODEI_CHECKPOINT_FILE"' USR1; trap 'echo told to go; exit 9' TERM
@@ -249,7 +249,7 @@ def test_a_stop_waits_for_the_checkpoint_and_reports_its_time(tell, how):
 
 
 def test_a_checkpoint_without_a_stop_is_reported(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         hook = Checkpoint(signal="USR1", timeout_ms=3_600_000)
         script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
         await desk.backend.start([an_order(1, *sh(script), checkpoint=hook)])
@@ -273,7 +273,7 @@ def test_a_checkpoint_without_a_stop_is_reported(tell):
     ],
 )
 def test_an_unhealthy_run_is_stopped(tell, check):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         (end,) = await desk.run(an_order(1, "/bin/sleep", "300", health=check))
         assert (end.state, end.reason_code) == ("failed", "unhealthy")
 
@@ -281,23 +281,23 @@ def test_an_unhealthy_run_is_stopped(tell, check):
 
 
 def test_a_timeout_stops_the_run_also_after_a_restart(tell, tmp_path, dockerd):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         (end,) = await desk.run(an_order(1, "/bin/sleep", "300", timeout_ms=500))
         assert (end.state, end.reason_code) == ("failed", "timeout")
 
     tell(story)
 
     async def second() -> None:
-        name = a_name()
+        name = unique_installation()
         first = a_docker(tmp_path / "again", dockerd(), installation=name)
         await first.open()
-        desk = Desk(first, 60)
+        desk = ReconnectingRecorder(first, 60)
         await first.start([an_order(2, "/bin/sleep", "300", timeout_ms=3000)])
         await desk.running("2.0.1")
         await first.close()
         after = a_docker(tmp_path / "again", dockerd(), installation=name)
         await after.open()
-        desk = Desk(after, 60)
+        desk = ReconnectingRecorder(after, 60)
         end = await desk.end_of("2.0.1")
         assert (end.state, end.reason_code) == ("failed", "timeout")
         await after.close()
@@ -307,7 +307,7 @@ def test_a_timeout_stops_the_run_also_after_a_restart(tell, tmp_path, dockerd):
 
 
 def test_the_log_survives_the_container(tell, dockerd):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         await desk.run(an_order(1, *sh("echo out; echo error >&2")))
         await desk.backend.forget([Forget("1.0.1", "docker")])
         assert await desk.log("1.0.1") == b"out\n"
@@ -319,7 +319,7 @@ def test_the_log_survives_the_container(tell, dockerd):
 
 
 def test_a_growing_log_is_read_in_chunks(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         script = sh("n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo line $n; echo other $n >&2; done; sleep 300")
         await desk.backend.start([an_order(1, *script)])
         out, offset = b"", 0
@@ -336,7 +336,7 @@ def test_a_growing_log_is_read_in_chunks(tell):
 
 
 def test_usage_is_measured(tell):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         await desk.backend.start([an_order(1, *sh("while :; do :; done"), limits={"cpu": 300})])
         await desk.running("1.0.1")
         used = (await desk.backend.usage())["h1"].used
@@ -360,7 +360,7 @@ def test_usage_is_measured(tell):
     ],
 )
 def test_a_forbidden_option_is_refused_before_a_container_is_created(tell, dockerd, annotations, words):
-    async def story(desk: Desk) -> None:
+    async def story(desk: ReconnectingRecorder) -> None:
         asked = {f"docker.hodei.io/{key}": value for key, value in annotations.items()}
         answer = await desk.backend.start([an_order(1, annotations=asked)])
         assert words in answer["1.0.1"].message

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_host import Desk
+from agent_host import ReconnectingRecorder
 from docker_backends import a_docker
 from docker_hosts import Daemon, DockerDaemons
 from hodei.model.errors import BackendError
@@ -33,7 +33,7 @@ async def runs_one(home: Path, daemon: Daemon, **host: object) -> None:
     backend = a_docker(home, daemon, hosts={daemon.name: host})
     await backend.open()
     try:
-        desk = Desk(backend, 60)
+        desk = ReconnectingRecorder(backend, 60)
         (end,) = await desk.run(an_order(1, *sh("echo here; exit 3"), node=daemon.name))
         assert (end.state, end.exit_code) == ("failed", 3)
         assert await desk.log("1.0.1") == b"here\n"
@@ -77,7 +77,7 @@ def test_tls_authenticates_both_sides(dockerd: DockerDaemons, tmp_path: Path):
         "--host", f"tcp://127.0.0.1:{port}", "--tlsverify", "--tlscacert", f"{good}/ca.pem",
         "--tlscert", f"{good}/server.pem", "--tlskey", f"{good}/server-key.pem",
     )  # fmt: skip
-    daemon.have_image()
+    daemon.ensure_image()
     url = f"tcp://127.0.0.1:{port}"
     try:
         asyncio.run(runs_one(tmp_path / "a", daemon, url=url, tls=str(good)))

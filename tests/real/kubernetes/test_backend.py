@@ -17,7 +17,7 @@ import pytest
 import yaml
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order
 from hodei.backends.base import BackendContext
 from hodei.backends.kubernetes import KubernetesBackend, Settings, backend
 from hodei.backends.kubernetes.manifest import FINALIZER, pod_name
@@ -40,7 +40,7 @@ class Wall:
         return int(time.time() * 1000)
 
 
-class Bench(Desk):
+class Bench(ReconnectingRecorder):
     """A backend on the cluster of the test, all that it has said, and a way to lose it and come back."""
 
     def __init__(self, cluster: Cluster, home: Path, name: str = "prod", installation: str = "", **fields: Any) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from gate import ABANDON, CUT, PASS, Gate
-from gate import freeze as stand_still
+from fault_proxy import ABANDON, CUT, PASS, FaultProxy
+from fault_proxy import freeze as stand_still
 from hodei.backends.kubernetes import pod_api, runs
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
@@ -84,8 +84,8 @@ def pods(cluster: Cluster, plain: int) -> Pods:
 
 
 @pytest.fixture
-def gate(cluster: Cluster, plain: int) -> Iterator[Gate]:
-    made = Gate(to_port=plain)
+def gate(cluster: Cluster, plain: int) -> Iterator[FaultProxy]:
+    made = FaultProxy(to_port=plain)
     try:
         yield made
     finally:
@@ -95,7 +95,7 @@ def gate(cluster: Cluster, plain: int) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def through(gate: Gate, cluster: Cluster) -> str:
+def through(gate: FaultProxy, cluster: Cluster) -> str:
     """A kubeconfig for whoever is to go through the gate."""
     name = cluster.make_node(f"{cluster.namespace}-0", "64", "64Gi", labels={"pool": cluster.namespace})
     here = [{"type": "InternalIP", "address": "127.0.0.1"}]
@@ -226,7 +226,7 @@ def a_job(server: Installation, runs_for: str = "1ms") -> int:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
-    server: Installation, cluster: Cluster, pods: Pods, gate: Gate, how: str
+    server: Installation, cluster: Cluster, pods: Pods, gate: FaultProxy, how: str
 ):
     if "HODEI_ROUNDS" not in os.environ and how != "cut":
         pytest.skip("takes long; set HODEI_ROUNDS to play it")
@@ -236,15 +236,15 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
     def one_round() -> int:
         gate.expect(CREATE, HOW[how], before=(lambda: freeze(plane)) if hangs else lambda: None, after=server.kill)
         job = a_job(server)
-        assert gate.met.wait(20)
+        assert gate.matched.wait(20)
         if hangs:
             server.kill()
         until(lambda: server.server.poll() is not None, "the server is dead")
         server.start()
         if hangs:
-            until(lambda: "out of reach" in server.said(), "the next server has met the API that hangs", 120)
+            until(lambda: "out of reach" in server.server_output(), "the next server has met the API that hangs", 120)
             thaw(plane)
-        until(lambda: "is up at" in server.said(), "the server is up", 120)
+        until(lambda: "is up at" in server.server_output(), "the server is up", 120)
         server.until_up()
         client = server.client()
         until(lambda: client.job(job).job.state == "succeeded", "it has run")
@@ -258,14 +258,14 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
 
 
 def test_a_job_cancelled_with_an_unknown_start_leaves_no_pod(
-    server: Installation, cluster: Cluster, pods: Pods, gate: Gate
+    server: Installation, cluster: Cluster, pods: Pods, gate: FaultProxy
 ):
     plane = cluster.plane
     server.up()
     for _ in range(ROUNDS):
         gate.expect(CREATE, ABANDON, before=lambda: freeze(plane))
         job = a_job(server, "1h")
-        assert gate.met.wait(20)
+        assert gate.matched.wait(20)
         server.ok("cancel", str(job))
         thaw(plane)
         (end,) = server.ended(job)

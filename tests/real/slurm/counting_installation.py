@@ -14,13 +14,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from agent_host import unique_installation
 from builders import a_job_spec
 from hodei.backends.base import BackendContext
 from hodei.backends.hpc import backend, pbs, slurm, slurm_rest, submission
 from hodei.model.ids import JobId
 from hodei.runtime.clock import SystemClock
 from hodei.store.sqlite import SqliteStore
-from hpc_backends import PbsStandIn, an_installation
+from hpc_backends import PbsStandIn
 from unit.runtime.harness import a_service
 
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
@@ -68,7 +69,7 @@ class CountingInstallation:
     def __init__(self, home: Path, system: dict[str, Any], short: dict[str, float]) -> None:
         self.home, self._system, self._short = home, system, short
         self._store = SqliteStore(home / "store.db")
-        self._installation = an_installation()
+        self._installation = unique_installation()
         self.submitted = 0
         self._process: subprocess.Popen[str] | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order
 from builders import a_job_spec
 from hodei.model.array import ArrayElement
 from hodei.model.effects import Start, Stop, TakeCheckpoint
@@ -32,11 +32,11 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 @contextlib.asynccontextmanager
 async def a_desk(
     cluster: SlurmCluster, home: Path, mode: str, way: str = "commands", **fields: Any
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[ReconnectingRecorder]:
     backend = a_slurm(cluster, home, mode, way, **fields)
     await backend.open()
     try:
-        yield Desk(backend, 60)
+        yield ReconnectingRecorder(backend, 60)
     finally:
         await backend.close()
         await asyncio.to_thread(cluster.clear)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError
 from hpc_backends import a_slurm
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 DEADLINE_S = 120.0
 
 
-class ReopeningDesk(Desk):
+class ReopeningDesk(ReconnectingRecorder):
     """Opens the backend again after an outage, as the runtime does."""
 
     async def poll(self) -> None:

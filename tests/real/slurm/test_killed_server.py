@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order
 from hodei.backends.base import BackendContext
 from hodei.runtime.clock import SystemClock
 from hpc_backends import PbsStandIn
@@ -69,7 +69,7 @@ def test_a_job_being_submitted_when_the_server_is_killed_is_awaited_and_adopted(
         server.wait()
         backend = a_backend(tmp_path)
         await backend.open()
-        desk = Desk(backend, 60)
+        desk = ReconnectingRecorder(backend, 60)
         assert await backend.start([an_order_for(tmp_path)]) == {}
         assert (await desk.end_of("1.0.1")).state == "succeeded"
         assert (tmp_path / "proof").read_text() == "ran\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order, unique_installation
 from builders import a_job_spec
 from hodei.backends.base import BackendContext
 from hodei.backends.hpc import pbs as pbs_backend
@@ -20,24 +20,24 @@ from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
-from hpc_backends import PbsStandIn, an_installation
+from hpc_backends import PbsStandIn
 from unit.runtime.harness import a_service, until
 
 pytestmark = pytest.mark.real
 
 
 @contextlib.asynccontextmanager
-async def a_desk(home: Path, **fields: Any) -> AsyncIterator[tuple[Desk, PbsStandIn]]:
+async def a_desk(home: Path, **fields: Any) -> AsyncIterator[tuple[ReconnectingRecorder, PbsStandIn]]:
     system = PbsStandIn(home / "pbs")
     if queues := fields.pop("queues_json", None):
         (system.home / "queues.json").write_text(json.dumps(queues))
     settings = pbs_backend.Settings(
         output=str(home / "output"), commands=str(system.home), poll="100ms", **{"queues": ("workq",), **fields}
     )
-    backend = pbs_backend.make("hpc", settings, BackendContext(an_installation(), 1, home / "backends", SystemClock()))
+    backend = pbs_backend.make("hpc", settings, BackendContext(unique_installation(), 1, home / "backends", SystemClock()))
     await backend.open()
     try:
-        yield Desk(backend, 60), system
+        yield ReconnectingRecorder(backend, 60), system
     finally:
         await backend.close()
         await system.clear()
@@ -133,7 +133,7 @@ def test_a_long_outage_of_the_server_costs_a_new_job_no_attempt(tmp_path):
 
     async def story() -> None:
         system = PbsStandIn(tmp_path / "pbs")
-        context = BackendContext(an_installation(), 1, tmp_path / "backends", SystemClock())
+        context = BackendContext(unique_installation(), 1, tmp_path / "backends", SystemClock())
         service = a_service(
             MemoryStore(), system.backend(context, tmp_path / "output", "delegate"), clock=SystemClock()
         )  # type: ignore[arg-type]

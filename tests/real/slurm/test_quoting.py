@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order
 from hodei.backends.hpc.script import batch_script, quoted
 from hodei.backends.hpc.submission import job_name
 from hpc_backends import a_slurm
@@ -116,7 +116,7 @@ def test_dozens_of_arguments_pass_through_a_real_sbatch_in_every_field(own_slurm
     async def story(way: str) -> None:
         backend = a_slurm(own_slurm, tmp_path / way, "placed", way)
         await backend.open()
-        desk = Desk(backend, 120)
+        desk = ReconnectingRecorder(backend, 120)
         orders = []
         for number, (words, values, name) in enumerate(asked, 1):
             env = {f"U_{at}": value for at, value in enumerate(values)}

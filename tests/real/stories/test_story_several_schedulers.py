@@ -179,8 +179,8 @@ def test_the_signal_hup_reads_the_file_again_and_names_what_needs_a_restart(clus
     config.write_text('[server]\nretention = "7d"\n' + GENERAL_AND_GPU + CPU_NODE)
     assert cluster.server is not None
     cluster.server.send_signal(signal.SIGHUP)
-    until(lambda: "configuration 2 (reload by SIGHUP) is active" in cluster.said(), "it has reloaded")
-    assert "server.retention has changed, which needs a restart" in cluster.said()
+    until(lambda: "configuration 2 (reload by SIGHUP) is active" in cluster.server_output(), "it has reloaded")
+    assert "server.retention has changed, which needs a restart" in cluster.server_output()
     again = cluster.ok("reload").out
     assert "no scheduling setting is different" in again
     assert 'server.retention = "30d" -> "7d"' in again

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agent_host import Desk, an_order
+from agent_host import ReconnectingRecorder, an_order
 from hodei.backends.base import BackendContext
 from hodei.backends.hpc import poll, submission
 from hodei.backends.hpc.backend import HpcBackend
@@ -113,11 +113,11 @@ def a_backend(home: Path, system: Fake) -> HpcBackend:
 
 
 @contextlib.asynccontextmanager
-async def a_desk(home: Path, system: Fake) -> AsyncIterator[Desk]:
+async def a_desk(home: Path, system: Fake) -> AsyncIterator[ReconnectingRecorder]:
     backend = a_backend(home, system)
     await backend.open()
     try:
-        yield Desk(backend, 5)
+        yield ReconnectingRecorder(backend, 5)
     finally:
         await backend.close()
 
