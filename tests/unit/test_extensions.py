@@ -133,7 +133,7 @@ def package(tmp_path, monkeypatch):
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: external-package\nVersion: 1\n")
     targets = {group: f"external_package:{name}" if name else "external_package" for group, name in ENTRIES.items()}
-    (info / "entry_points.txt").write_text("".join(f"[{g}]\ntheirs = {value}\n" for g, value in targets.items()))
+    (info / "entry_points.txt").write_text("".join(f"[{g}]\nexternal = {value}\n" for g, value in targets.items()))
     (tmp_path / "site" / "external_package.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     yield

@@ -30,9 +30,9 @@ def pool(scripted: Server, connections: int = 4) -> Pool:
 def test_an_answer_is_complete_and_its_connection_is_reused(sent: bytes):
     async def exchange() -> None:
         async with server(sent, sent) as scripted:
-            connections = pool(scripted)
+            client = pool(scripted)
             for _ in range(2):
-                reply = await connections.exchange("GET", GET, 5)
+                reply = await client.exchange("GET", GET, 5)
                 assert (reply.status, reply.body) == (200, b"hello")
             assert scripted.connections == 1
 
@@ -60,9 +60,9 @@ def test_an_answer_without_a_length_ends_with_the_connection():
 
     async def exchange() -> None:
         async with server(until_closed, answer(200)) as scripted:
-            connections = pool(scripted)
-            assert (await connections.exchange("GET", GET, 5)).body == b"hello"
-            assert (await connections.exchange("GET", GET, 5)).body == b"{}"
+            client = pool(scripted)
+            assert (await client.exchange("GET", GET, 5)).body == b"hello"
+            assert (await client.exchange("GET", GET, 5)).body == b"{}"
             assert scripted.connections == 2
 
     asyncio.run(exchange())
@@ -81,9 +81,9 @@ def test_a_large_answer_is_complete():
 def test_a_connection_with_connection_close_is_not_reused():
     async def exchange() -> None:
         async with server(answer(200, b"{}", "Connection: close"), answer(200)) as scripted:
-            connections = pool(scripted)
-            await connections.exchange("GET", GET, 5)
-            await connections.exchange("GET", GET, 5)
+            client = pool(scripted)
+            await client.exchange("GET", GET, 5)
+            await client.exchange("GET", GET, 5)
             assert scripted.connections == 2
 
     asyncio.run(exchange())
@@ -92,9 +92,9 @@ def test_a_connection_with_connection_close_is_not_reused():
 def test_a_get_on_a_closed_idle_connection_is_repeated():
     async def exchange() -> None:
         async with server(answer(200), CLOSE, answer(202)) as scripted:
-            connections = pool(scripted)
-            await connections.exchange("GET", GET, 5)
-            assert (await connections.exchange("GET", GET, 5)).status == 202
+            client = pool(scripted)
+            await client.exchange("GET", GET, 5)
+            assert (await client.exchange("GET", GET, 5)).status == 202
             assert scripted.connections == 2
 
     asyncio.run(exchange())
@@ -103,10 +103,10 @@ def test_a_get_on_a_closed_idle_connection_is_repeated():
 def test_a_post_that_may_have_arrived_is_not_repeated():
     async def exchange() -> None:
         async with server(answer(200), CLOSE, answer(202)) as scripted:
-            connections = pool(scripted)
-            await connections.exchange("GET", GET, 5)
+            client = pool(scripted)
+            await client.exchange("GET", GET, 5)
             with pytest.raises(Unreached) as failed:
-                await connections.exchange("POST", POST, 5)
+                await client.exchange("POST", POST, 5)
             assert failed.value.sent
             assert len(scripted.requests) == 2
 
@@ -120,12 +120,12 @@ def test_a_post_on_a_connection_closed_while_idle_uses_a_new_one():
 
     async def exchange() -> None:
         async with server(then_close, answer(201)) as scripted:
-            connections = pool(scripted)
-            await connections.exchange("GET", GET, 5)
+            client = pool(scripted)
+            await client.exchange("GET", GET, 5)
             async with asyncio.timeout(5):
-                while connections._idle and connections._idle[0].usable:  # noqa: ASYNC110 - a socket's end sets no event
+                while client._idle and client._idle[0].usable:  # noqa: ASYNC110 - a socket's end sets no event
                     await asyncio.sleep(0)
-            assert (await connections.exchange("POST", POST, 5)).status == 201
+            assert (await client.exchange("POST", POST, 5)).status == 201
 
     asyncio.run(exchange())
 
@@ -159,11 +159,11 @@ def test_a_server_that_does_not_answer_times_out_and_a_get_is_not_repeated():
 
     async def exchange() -> None:
         async with server(answer(200), silence, answer(200)) as scripted:
-            connections = pool(scripted)
-            await connections.exchange("GET", GET, 5)
+            client = pool(scripted)
+            await client.exchange("GET", GET, 5)
             with pytest.raises(Unreached, match=r"within 0\.05 s"):
-                await connections.exchange("GET", GET, 0.05)
-            assert (await connections.exchange("GET", GET, 5)).status == 200
+                await client.exchange("GET", GET, 0.05)
+            assert (await client.exchange("GET", GET, 5)).status == 200
 
     asyncio.run(exchange())
 
@@ -179,10 +179,10 @@ def test_an_unrequested_answer_is_not_used_for_the_next_request(later: bool):
 
     async def exchange() -> None:
         async with server(two, answer(200, b"second")) as scripted:
-            connections = pool(scripted)
-            assert (await connections.exchange("GET", GET, 5)).body == b"own"
+            client = pool(scripted)
+            assert (await client.exchange("GET", GET, 5)).body == b"own"
             await asyncio.sleep(0.05 if later else 0)
-            assert (await connections.exchange("GET", GET, 5)).body == b"second"
+            assert (await client.exchange("GET", GET, 5)).body == b"second"
 
     asyncio.run(exchange())
 
@@ -220,8 +220,8 @@ def test_the_pool_limits_concurrent_exchanges_and_serves_all():
 
     async def exchange() -> None:
         async with server(*[slowly] * 20) as scripted:
-            connections = pool(scripted, connections=3)
-            replies = await asyncio.gather(*(connections.exchange("GET", GET, 5) for _ in range(20)))
+            client = pool(scripted, connections=3)
+            replies = await asyncio.gather(*(client.exchange("GET", GET, 5) for _ in range(20)))
             assert [reply.status for reply in replies] == [200] * 20
             assert scripted.connections <= 3
             assert max_running <= 3
@@ -235,12 +235,12 @@ def test_a_cancelled_exchange_leaves_no_half_read_connection():
 
     async def exchange() -> None:
         async with server(silence, answer(200, b"own")) as scripted:
-            connections = pool(scripted, connections=1)
-            first = asyncio.create_task(connections.exchange("GET", GET, 5))
+            client = pool(scripted, connections=1)
+            first = asyncio.create_task(client.exchange("GET", GET, 5))
             async with asyncio.timeout(5):
                 while not scripted.requests:  # noqa: ASYNC110 - a request sets no event either
                     await asyncio.sleep(0)
-            waiting = asyncio.create_task(connections.exchange("GET", GET, 5))
+            waiting = asyncio.create_task(client.exchange("GET", GET, 5))
             first.cancel()
             assert (await waiting).body == b"own"
 
@@ -250,10 +250,10 @@ def test_a_cancelled_exchange_leaves_no_half_read_connection():
 def test_no_old_connection_is_reused_after_new_certificates():
     async def exchange() -> None:
         async with server(answer(200), answer(200)) as scripted:
-            connections = pool(scripted)
-            await connections.exchange("GET", GET, 5)
-            connections.retire(connections.origin)
-            await connections.exchange("GET", GET, 5)
+            client = pool(scripted)
+            await client.exchange("GET", GET, 5)
+            client.retire(client.origin)
+            await client.exchange("GET", GET, 5)
             assert scripted.connections == 2
 
     asyncio.run(exchange())

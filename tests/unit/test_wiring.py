@@ -155,7 +155,7 @@ def test_a_run_gets_the_quality_of_service_of_its_task():
 def test_the_decision_log_cannot_replace_other_files(tmp_path: Path, name: str):
     (tmp_path / "agent").mkdir()
     for existing in ("hodei.db", "tokens", "token", "config.toml", "lock"):
-        (tmp_path / taken).write_text("kept")
+        (tmp_path / existing).write_text("kept")
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(InvalidInput, match=r"server\.decision_log: .* is not a name for a decision log"):
         make_service(tmp_path, Config(server=ServerConfig(decision_log=name)), instant=True)
