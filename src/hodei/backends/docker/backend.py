@@ -6,19 +6,18 @@ Every call has a time limit; starts and stops return at once and are carried out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from hodei.backends.base import BackendContext, BaseBackend
 from hodei.backends.docker.container_spec import address_of, build_spec
-from hodei.backends.docker.engine import DaemonError, Engine
+from hodei.backends.docker.engine import DaemonError, Engine, container_stats
 from hodei.backends.docker.host import DockerHost
 from hodei.backends.docker.logs import Logs, execute
-from hodei.backends.docker.runs import RunMarkers, TrackedRun
+from hodei.backends.docker.runs import RunMarkers, TrackedRun, memory_used, total_cpu_ns
 from hodei.backends.docker.settings import CONTAINERS, Host, Settings, check
-from hodei.backends.docker.supervision import total_cpu_ns
 from hodei.model.backend import Capabilities, ExecResult, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
@@ -26,10 +25,12 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Location, Node, architecture
 from hodei.model.resources import CPU, MEMORY
+from hodei.model.usage import RunUsage
 from hodei.ports import Stream
 
 CONNECT_TIMEOUT_S = 15.0
 PRUNE_EVERY_S = 3600.0
+MEASURE_EVERY_S = 15.0
 
 CAPABILITIES = Capabilities(
     images=True,
@@ -42,6 +43,7 @@ CAPABILITIES = Capabilities(
     idle_timeouts=True,
     execute=True,
     usage=True,
+    run_usage=True,
     suspend=True,
 )
 
@@ -58,7 +60,7 @@ class DockerBackend(BaseBackend):
         self._logs = Logs(self._home / "logs", context.log_cap_bytes, context.keep_logs_s)
         self._observations: list[RunObserved] = []
         self._changed, self._nodes_changed = asyncio.Event(), asyncio.Event()
-        self._pruner: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._hosts = {
             host.name: DockerHost(
                 host,
@@ -79,8 +81,11 @@ class DockerBackend(BaseBackend):
         """Connect to every host; one that answers is enough."""
         for host in self._hosts.values():
             host.begin()
-        if self._pruner is None:
-            self._pruner = asyncio.create_task(self._prune(), name=f"{self.name}: prune logs")
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._prune(), name=f"{self.name}: prune logs"),
+                asyncio.create_task(self._measure_runs(), name=f"{self.name}: measure runs"),
+            ]
         tries = [asyncio.ensure_future(host.connection.tried.wait()) for host in self._hosts.values()]
         await asyncio.wait(tries, timeout=CONNECT_TIMEOUT_S)
         for waiting in tries:
@@ -90,10 +95,10 @@ class DockerBackend(BaseBackend):
             raise BackendError(f"no Docker host answers: {problems}"[:1000], hint="see docs/how-to/docker.md")
 
     async def close(self) -> None:
-        if self._pruner is not None:
-            self._pruner.cancel()
-            await asyncio.gather(self._pruner, return_exceptions=True)
-            self._pruner = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     async def _prune(self) -> None:
@@ -248,6 +253,33 @@ class DockerBackend(BaseBackend):
                 raise answer
         return out
 
+    async def run_usage(self, runs: Collection[RunId]) -> dict[RunId, RunUsage]:
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def measure(run: RunId) -> RunUsage | None:
+            found = self._find(run)
+            if found is None or not found[1].running or not found[0].up:
+                return None
+            async with slots:
+                return await found[0].measure(found[1])
+
+        answers = await asyncio.gather(*map(measure, runs), return_exceptions=True)
+        out = {}
+        for run, answer in zip(runs, answers, strict=True):
+            if isinstance(answer, RunUsage):
+                out[run] = answer
+            elif answer is not None and not isinstance(answer, BackendError):
+                raise answer
+        return out
+
+    async def _measure_runs(self) -> None:
+        """Regularly: a daemon forgets the usage of a container when it ends, so the last measurement stands for it."""
+        while True:
+            await asyncio.sleep(MEASURE_EVERY_S)
+            running = [run for host in self._hosts.values() for run, tracked in host.runs.items() if tracked.running]
+            if len(running) <= MAX_CONTAINERS:
+                await self.run_usage(running)
+
     async def suspend(self, runs: Sequence[RunId]) -> None:
         await self._freeze(runs, "pause")
 
@@ -351,19 +383,8 @@ class UsageMeter:
     async def _sample_one(self, id: str, slots: asyncio.Semaphore) -> int:
         """Its memory; 0 for a container that has just ended."""
         async with slots:
-            try:
-                stats: dict[str, Any] = await self._engine.request_json(
-                    "GET", f"containers/{id}/stats", params={"stream": "0", "one-shot": "1"}, timeout_s=8
-                )
-            except DaemonError as error:
-                if error.status:
-                    return 0
-                raise
+            stats = await container_stats(self._engine, id)
+        if stats is None:
+            return 0
         self._last[id] = (asyncio.get_running_loop().time(), total_cpu_ns(stats))
-        memory = stats.get("memory_stats") or {}
-        cache = int(
-            (memory.get("stats") or {}).get("total_inactive_file")
-            or (memory.get("stats") or {}).get("inactive_file")
-            or 0
-        )
-        return max(int(memory.get("usage") or 0) - cache, 0)
+        return memory_used(stats)

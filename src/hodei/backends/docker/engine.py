@@ -489,6 +489,20 @@ class DaemonConnection:
         self.skew_ms = ahead if abs(ahead) >= SKEW_MS else 0
 
 
+async def container_stats(engine: Engine, container: str) -> dict[str, Any] | None:
+    """None for a container that has just ended."""
+    params = {"stream": "0", "one-shot": "1"}
+    try:
+        stats: dict[str, Any] = await engine.request_json(
+            "GET", f"containers/{container}/stats", params=params, timeout_s=8
+        )
+    except DaemonError as error:
+        if error.status:
+            return None
+        raise
+    return stats
+
+
 def parse_time_ms(text: str, skew_ms: int = 0) -> int:
     """0 for Docker's "never", which is the year 1. `skew_ms`: how far the host's clock is ahead of ours."""
     try:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from hodei.backends.docker import supervision
 from hodei.backends.docker.container_spec import BACKEND, INSTALLATION, RUN, ContainerSpec, read_supervision
-from hodei.backends.docker.engine import SKEW_MS, DaemonConnection, DaemonError, Engine
+from hodei.backends.docker.engine import SKEW_MS, DaemonConnection, DaemonError, Engine, container_stats
 from hodei.backends.docker.logs import Logs
 from hodei.backends.docker.runs import (
     UNHEALTHY,
@@ -30,6 +30,7 @@ from hodei.backends.docker.runs import (
     lost,
     never_ran,
     state_of,
+    usage_of,
 )
 from hodei.backends.docker.settings import Host, Settings
 from hodei.backends.docker.start import ContainerStarts, Images
@@ -39,6 +40,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
 from hodei.model.job import Checkpoint, HealthState
 from hodei.model.resources import parse_duration_ms
+from hodei.model.usage import RunUsage
 
 log = logging.getLogger("hodei.docker")
 
@@ -340,7 +342,7 @@ class DockerHost:
         if tracked.observed is not None and tracked.observed.checkpoint_ms:
             end = structs.replace(end, checkpoint_ms=tracked.observed.checkpoint_ms)
         if tracked.started_ms:
-            end = structs.replace(end, started_ms=tracked.started_ms)
+            end = structs.replace(end, started_ms=tracked.started_ms, usage=tracked.usage)
         if end.reason_code == "lost" and tracked.stop is not None and tracked.stop.code == "":
             end = structs.replace(end, state="stopped", reason_code="", reason=tracked.stop.reason)
         tracked.end(end)
@@ -405,6 +407,13 @@ class DockerHost:
         if tracked.observed is not None and not tracked.ended and tracked.observed.health != state:
             tracked.observed = structs.replace(tracked.observed, health=state)
             self._report(tracked.observed)
+
+    async def measure(self, tracked: TrackedRun) -> RunUsage | None:
+        """What a running run has used so far, also kept for its end; None if its container does not run any more."""
+        stats = await container_stats(self.engine, tracked.container)
+        if stats is not None and (usage := usage_of(stats)) is not None:
+            tracked.usage = usage.merge(tracked.usage)
+        return tracked.usage
 
     async def known(self) -> dict[RunId, RunObserved]:
         """While the host is silent, every run that was sent to it counts as placed: absent means unknown."""

@@ -20,6 +20,7 @@ from hodei.model.errors import BackendError
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
 from hodei.model.job import RUN_ENDED
+from hodei.model.usage import RunUsage
 from hodei.supervision import StopPlan, classify_end, oom_reason, start_error_code, timeout_reason
 
 log = logging.getLogger("hodei.docker")
@@ -65,6 +66,32 @@ def state_of(inspected: dict[str, Any], skew_ms: int = 0) -> State:
         finished_ms=parse_time_ms(state.get("FinishedAt", ""), skew_ms),
         health=str((state.get("Health") or {}).get("Status") or ""),
     )
+
+
+def usage_of(stats: dict[str, Any]) -> RunUsage | None:
+    """The usage of a container from its stats; None for one that does not run. Its memory is what it has now, or with
+    cgroup v1 its peak."""
+    cpu_ns = total_cpu_ns(stats)
+    if not cpu_ns:
+        return None
+    memory, io = stats.get("memory_stats") or {}, dict[str, int]()
+    for entry in (stats.get("blkio_stats") or {}).get("io_service_bytes_recursive") or ():
+        name = str(entry.get("op", "")).lower()
+        io[name] = io.get(name, 0) + int(entry.get("value") or 0)
+    peak = int(memory.get("max_usage") or 0) or memory_used(stats)
+    return RunUsage(cpu_ns // 1_000_000, peak or None, io.get("read"), io.get("write"))
+
+
+def total_cpu_ns(stats: dict[str, Any]) -> int:
+    return int(((stats.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage") or 0)
+
+
+def memory_used(stats: dict[str, Any]) -> int:
+    """Without cached files that can be dropped at once."""
+    memory = stats.get("memory_stats") or {}
+    details = memory.get("stats") or {}
+    cache = int(details.get("total_inactive_file") or details.get("inactive_file") or 0)
+    return max(int(memory.get("usage") or 0) - cache, 0)
 
 
 def never_ran(inspected: dict[str, Any]) -> bool:
@@ -121,11 +148,11 @@ class TrackedRun:
     """`spec` is set until the container exists; `observed` is the last report; `end_event` is set at the end, `wake_event` also
     when a stop is shortened. `has_slot`: it holds a container slot. `saving`: a checkpoint is under way. `in_doubt`: a start
     request may have been sent and its outcome is unknown; `discarded`: the container that is removed because of that.
-    `create_in_doubt`: the same for a create request."""
+    `create_in_doubt`: the same for a create request. `usage`: as last measured."""
 
     __slots__ = (
         "container", "create_in_doubt", "discarded", "end_event", "has_slot", "in_doubt", "memory", "observed", "run", "saving",
-        "spec", "started_ms", "stop", "supervision", "tasks", "wake_event",
+        "spec", "started_ms", "stop", "supervision", "tasks", "usage", "wake_event",
     )  # fmt: skip
 
     def __init__(self, run: RunId, supervision: Supervision, spec: ContainerSpec | None = None) -> None:
@@ -137,6 +164,7 @@ class TrackedRun:
         self.stop: StopPlan | None = None
         self.end_event, self.wake_event = asyncio.Event(), asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.usage: RunUsage | None = None
 
     @property
     def ended(self) -> bool:

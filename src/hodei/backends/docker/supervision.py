@@ -9,13 +9,13 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hodei.backends.docker.engine import DaemonError, Engine, parse_time_ms
 from hodei.backends.docker.logs import execute
-from hodei.backends.docker.runs import TrackedRun
+from hodei.backends.docker.runs import TrackedRun, total_cpu_ns
 from hodei.http_client import Unreached, get_status
 from hodei.model.errors import BackendError
 from hodei.model.job import Checkpoint, HealthCheck, HealthState
@@ -258,7 +258,3 @@ async def last_output_time(engine: Engine, container: str) -> str:
     params = {"stdout": "1", "stderr": "1", "timestamps": "1", "tail": "1"}
     frame = await engine.request("GET", f"containers/{container}/logs", params=params)
     return frame[8:60].split(b" ")[0].decode(errors="replace")
-
-
-def total_cpu_ns(stats: dict[str, Any]) -> int:
-    return int(((stats.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage") or 0)
