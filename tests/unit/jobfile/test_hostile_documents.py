@@ -21,7 +21,7 @@ JSON, YAML = "application/json", "application/yaml"
 
 
 @pytest.mark.parametrize(
-    ("raw", "content_type", "word"),
+    ("raw", "content_type", "text"),
     [
         (b"[" * 400_000, JSON, "deep"),
         (b'{"a":' * 100_000, JSON, "deep"),
@@ -65,11 +65,11 @@ JSON, YAML = "application/json", "application/yaml"
          "many yaml documents", "billion laughs", "a cycle", "a cycle of mappings", "one text many times",
          "one argument many times", "a python object", "another type"],
 )  # fmt: skip
-def test_a_malicious_document_is_refused_quickly_with_a_short_message(raw: bytes, content_type: str, word: str) -> None:
+def test_a_malicious_document_is_refused_quickly_with_a_short_message(raw: bytes, content_type: str, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_jobs(raw, content_type)
     error = caught.value
-    assert word in error.message
+    assert text in error.message
     assert len(error.message) < 1200
     assert sum(len(path) + len(text) for path, text in error.problems) < 60_000
     assert (error.message + "".join(path + text for path, text in error.problems)).isprintable()

@@ -55,9 +55,9 @@ def fits(data: Any, schema: dict[str, Any]) -> bool:
     if isinstance(data, dict):
         if not all(key in data for key in schema.get("required", ())):
             return False
-        others = schema.get("additionalProperties", True)
+        additional = schema.get("additionalProperties", True)
         for key, value in data.items():
-            inner = schema.get("properties", {}).get(key, others)
+            inner = schema.get("properties", {}).get(key, additional)
             if inner is False or (isinstance(inner, dict) and not fits(value, inner)):
                 return False
     return True
@@ -127,10 +127,10 @@ def test_the_schema_has_the_keys_of_gangs(key: str, good: Any, bad: Any) -> None
 
 
 def test_both_forms_of_a_job_have_the_same_keys_of_a_job() -> None:
-    about_the_job = set(JobKeys.__struct_encode_fields__) - {"tasks"}
-    assert about_the_job <= set(FlatJob.__struct_encode_fields__)
+    keys_of_the_job = set(JobKeys.__struct_encode_fields__) - {"tasks"}
+    assert keys_of_the_job <= set(FlatJob.__struct_encode_fields__)
     types = {form: form.__annotations__ for form in (FlatJob, JobKeys)}
-    assert {types[FlatJob][key] == types[JobKeys][key] for key in about_the_job} == {True}
+    assert {types[FlatJob][key] == types[JobKeys][key] for key in keys_of_the_job} == {True}
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def test_a_string_command_is_run_by_the_shell() -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [("echo hi", "echo"), (["/usr/bin/python3", "x.py"], "python3"), (["./My_Tool.sh"], "my-tool.sh"), (["é"], "job")],
-    ids=["the first word", "without its directory", "made fit", "nothing usable"],
+    ids=["the first word", "without its directory", "invalid characters", "nothing usable"],
 )
-def test_a_job_without_a_name_is_called_after_its_program(command: object, name: str) -> None:
+def test_a_job_without_a_name_gets_the_name_of_its_program(command: object, name: str) -> None:
     assert parse_job({"command": command}).name == name
 
 
@@ -87,8 +87,8 @@ def test_a_job_without_a_name_is_called_after_its_program(command: object, name:
          {"cpu": 1000, "memory": GI, "ephemeral-storage": GI}, {}),
         ({"cpu": 0.25, "gpu": "500m"}, {"cpu": 250, "gpu": 500, "memory": 256 * MI}, {}),
     ],
-    ids=["defaults", "zero is a statement", "a limit sets the request", "both", "a custom name", "kubernetes' shape",
-         "parts of things"],
+    ids=["defaults", "zero is kept", "a limit sets the request", "both", "a custom name", "the shape of kubernetes",
+         "fractions"],
 )  # fmt: skip
 def test_requests_and_limits(keys: dict[str, Any], request_: dict[str, int], limits: dict[str, int]) -> None:
     task = parse_job(flat(**keys)).tasks[0]
@@ -121,14 +121,14 @@ AFFINITY = Affinity((ZONE, SSD), (PreferredTerm(10, SSD),))
             }
         },
     ],
-    ids=["short", "kubernetes' own"],
+    ids=["short", "kubernetes"],
 )
 def test_affinity_in_either_shape(affinity: dict[str, Any]) -> None:
     assert parse_job(flat(affinity=affinity)).tasks[0].affinity == AFFINITY
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("value", "expected"),
     [
         ("gpu=yes:NoSchedule", Toleration("gpu", "Equal", "yes", "NoSchedule")),
         ("gpu:NoExecute", Toleration("gpu", "Exists", "", "NoExecute")),
@@ -137,24 +137,24 @@ def test_affinity_in_either_shape(affinity: dict[str, Any]) -> None:
         ({"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
          Toleration("a", "Exists", "", "NoExecute", 60)),
     ],
-    ids=["pair and effect", "key and effect", "key", "everything", "for a while"],
+    ids=["pair and effect", "key and effect", "key", "everything", "for some time"],
 )  # fmt: skip
-def test_tolerations_in_either_shape(written: object, meant: Toleration) -> None:
-    assert parse_job(flat(tolerations=[written])).tasks[0].tolerations == (meant,)
+def test_tolerations_in_either_shape(value: object, expected: Toleration) -> None:
+    assert parse_job(flat(tolerations=[value])).tasks[0].tolerations == (expected,)
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("value", "expected"),
     [
         ("any", BackendChoice()),
         ("local", BackendChoice("specific", ("local",))),
         ({"specific": ["a", "b"]}, BackendChoice("specific", ("a", "b"))),
         ({"preferred": ["a"]}, BackendChoice("preferred", ("a",))),
     ],
-    ids=["any", "a name", "some", "rather some"],
+    ids=["any", "a name", "specific", "preferred"],
 )
-def test_backend_choices(written: object, meant: BackendChoice) -> None:
-    assert parse_job(flat(backend=written)).backend == meant
+def test_backend_choices(value: object, expected: BackendChoice) -> None:
+    assert parse_job(flat(backend=value)).backend == expected
 
 
 def test_near_is_kept_in_millionths_of_a_degree() -> None:
@@ -163,7 +163,7 @@ def test_near_is_kept_in_millionths_of_a_degree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "meant", "general"),
+    ("workload", "expected", "general"),
     [
         ("interactive", Interactive(), {}),
         ({"type": "long-running", "max_duration": "1h", "restart_policy": "Always"}, LongRunning(3_600_000),
@@ -178,9 +178,9 @@ def test_near_is_kept_in_millionths_of_a_degree() -> None:
     ],
     ids=["a type alone", "long-running", "batch", "serverless", "data-processing", "interactive"],
 )  # fmt: skip
-def test_a_workload_fills_the_general_keys(workload: object, meant: object, general: dict[str, Any]) -> None:
+def test_a_workload_fills_the_general_keys(workload: object, expected: object, general: dict[str, Any]) -> None:
     spec = parse_job(flat(workload=workload))
-    assert spec.workload == meant
+    assert spec.workload == expected
     assert {key: getattr(spec, key) for key in general} == general
 
 
@@ -195,23 +195,23 @@ def test_a_workload_may_repeat_a_general_key_but_not_contradict_it() -> None:
 @pytest.mark.parametrize(
     ("deadline", "at_ms"),
     [("1970-01-02T00:00:00Z", 86_400_000), ("1970-01-02T02:00:00+02:00", 86_400_000), ("1h", 3_601_000), (60, 61_000)],
-    ids=["a time", "a time elsewhere", "a duration", "seconds"],
+    ids=["a time", "a time with a zone", "a duration", "seconds"],
 )
 def test_a_deadline_is_a_time_or_counts_from_submission(deadline: object, at_ms: int) -> None:
     assert parse_job(flat(deadline=deadline), now_ms=1000).deadline_ms == at_ms
 
 
 def test_kubernetes_spelling_is_accepted_everywhere() -> None:
-    ours = flat(node_selector={"a": "b"}, scheduling_timeout="1h", gpu=1, gpu_type="a100")
-    theirs = flat(nodeSelector={"a": "b"}, schedulingTimeout="1h", gpu=1, gpuType="a100")
-    assert parse_job(theirs) == parse_job(ours)
+    snake_case = flat(node_selector={"a": "b"}, scheduling_timeout="1h", gpu=1, gpu_type="a100")
+    camel_case = flat(nodeSelector={"a": "b"}, schedulingTimeout="1h", gpu=1, gpuType="a100")
+    assert parse_job(camel_case) == parse_job(snake_case)
     snake = full()
     snake["api_version"] = snake.pop("apiVersion")
     assert parse_job(snake) == parse_job(full())
     assert "two spellings" in problems_of(flat(node_selector={}, nodeSelector={}))["nodeSelector"]
 
 
-def test_keys_with_nothing_behind_them_count_as_not_given() -> None:
+def test_null_values_count_as_not_given() -> None:
     assert parse_job(flat(env=None, labels=None, cpu=None)) == parse_job(flat())
 
 
@@ -273,7 +273,7 @@ def test_keys_with_nothing_behind_them_count_as_not_given() -> None:
         ({"name": "a\u202eb"}, "name", "\\u202e"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_place_and_the_mistake(keys: dict[str, Any], path: str, text: str) -> None:
+def test_an_error_has_its_path_and_its_reason(keys: dict[str, Any], path: str, text: str) -> None:
     assert text in problems_of(flat(**keys))[path]
 
 
@@ -292,13 +292,13 @@ def test_refusals_name_the_place_and_the_mistake(keys: dict[str, Any], path: str
         ({"spec": {"tasks": [{"command": ["x" * 100_000]}] * 11}}, "spec", "larger than 1024 KiB"),
     ],
     ids=["another version", "no name", "no tasks", "too many tasks", "same name", "too many members", "no command",
-         "a slip in depth", "too large in all"],
+         "a misspelt nested key", "too large in total"],
 )  # fmt: skip
-def test_refusals_of_the_full_form(change: dict[str, Any], path: str, text: str) -> None:
+def test_errors_of_the_full_form(change: dict[str, Any], path: str, text: str) -> None:
     assert text in problems_of(full() | change)[path]
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     found = problems_of(flat(nmae="x", cpu=True, memory="8GB", tolerations=["a:b"], labels={"x": "-"}, priority="hi"))
     assert set(found) == {"nmae", "cpu", "memory", "tolerations[0]", "labels.x", "priority"}
 
@@ -339,10 +339,10 @@ def test_a_body_of_several_yaml_documents_holds_several_jobs() -> None:
 def test_the_fast_and_the_slow_path_report_the_same_paths(body: Any, path: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_jobs(msgspec.json.encode(body), "application/json")
-    assert [place for place, _ in caught.value.problems] == [path]
+    assert [where for where, _ in caught.value.problems] == [path]
 
 
 def test_equal_parts_of_jobs_share_one_object() -> None:
-    one, other = parse_jobs([flat(name=name, cpu="2", memory="1Gi", labels={"a": "b"}) for name in ("a", "b")])
-    assert one.tasks[0].request is other.tasks[0].request
-    assert one.labels is other.labels
+    first, second = parse_jobs([flat(name=name, cpu="2", memory="1Gi", labels={"a": "b"}) for name in ("a", "b")])
+    assert first.tasks[0].request is second.tasks[0].request
+    assert first.labels is second.labels

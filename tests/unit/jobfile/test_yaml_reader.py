@@ -52,7 +52,7 @@ def test_anchors_and_merge_keys_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "what"),
+    ("text", "where", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "job.yaml:3:1", "the key 'a' appears twice"),
         ('{"a": 1, "a": 2}', "job.yaml:1:10", "the key 'a' appears twice"),
@@ -77,17 +77,17 @@ def test_anchors_and_merge_keys_work() -> None:
          "an unknown alias", "a cycle", "a python tag", "a wrong tag", "a list as key", "a bad merge", "a bell",
          "deep", "deep json", "deep by alias", "another encoding"],
 )  # fmt: skip
-def test_an_error_has_its_line_and_a_hint(text: str | bytes, where: str, what: str) -> None:
+def test_an_error_has_its_line_and_a_hint(text: str | bytes, where: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load_yaml(text, name="job.yaml")
-    ((place, problem),) = caught.value.problems
-    assert place.startswith(where)
-    assert what in problem
-    assert caught.value.message.startswith(place)
+    ((path, problem),) = caught.value.problems
+    assert path.startswith(where)
+    assert message in problem
+    assert caught.value.message.startswith(path)
     assert caught.value.hint
 
 
-def test_without_a_name_the_line_is_spelt_out() -> None:
+def test_without_a_name_the_line_and_column_are_given() -> None:
     with pytest.raises(InvalidInput, match=r"^line 2, column 1: the key 'a' appears twice$"):
         load_yaml("a: 1\na: 2\n")
 

@@ -35,7 +35,7 @@ def _problems(**keys: Any) -> list[str]:
     return [f"{path}: {text}" for path, text in caught.value.problems]
 
 
-def test_affinity_in_short():
+def test_the_short_form_of_affinity():
     task = _task(
         job_affinity={"required": [{"match": "app=web", "topology": "zone"}]},
         jobAntiAffinity={
@@ -69,7 +69,7 @@ def test_spread_counts_the_jobs_own_labels_by_default():
     )
 
 
-def test_kubernetes_blocks_are_read_as_they_are():
+def test_kubernetes_blocks_are_parsed():
     term = {
         "topologyKey": "zone",
         "labelSelector": {"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "tier", "operator": "Exists"}]},
@@ -100,8 +100,8 @@ def test_kubernetes_blocks_are_read_as_they_are():
         ],
         ports=[{"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1", "protocol": "UDP"}, {"containerPort": 1}],
     )
-    wanted = (*WEB, Requirement("tier", "Exists"), Requirement("version", "In", ("2",)))
-    assert task.job_affinity == JobAffinity((JobTerm("zone", wanted, ("a",), ()),))
+    selector = (*WEB, Requirement("tier", "Exists"), Requirement("version", "In", ("2",)))
+    assert task.job_affinity == JobAffinity((JobTerm("zone", selector, ("a",), ()),))
     assert task.job_anti_affinity == JobAffinity((), (WeightedJobTerm(5, JobTerm("rack")),))
     assert task.spread == (SpreadRule("zone", 2, False, (*WEB, Requirement("version", "In", ("2",))), 1, False, True),)
     assert task.ports == (HostPort(8080, "UDP", "10.0.0.1"),)
@@ -131,8 +131,8 @@ def test_kubernetes_blocks_are_read_as_they_are():
         ),
     ],
 )
-def test_mistakes_are_named_with_their_place(keys, problem):
-    assert any(found.startswith(problem) for found in _problems(**keys)), _problems(**keys)
+def test_errors_have_their_paths(keys, problem):
+    assert any(error.startswith(problem) for error in _problems(**keys)), _problems(**keys)
 
 
 keys = st.sampled_from(["app", "tier", "example.com/team", "zone"])
@@ -168,11 +168,18 @@ ports = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(near=affinities, away=affinities, spread=st.lists(spreads, max_size=2).map(tuple), held=ports)
-def test_a_rendered_document_parses_to_the_same_rules(near, away, spread, held):
+@given(
+    affinity=affinities, anti_affinity=affinities, spread=st.lists(spreads, max_size=2).map(tuple), ports_of_task=ports
+)
+def test_a_rendered_document_parses_to_the_same_rules(affinity, anti_affinity, spread, ports_of_task):
     request = {"cpu": 1000, "memory": 1 << 28}
     task = TaskSpec(
-        command=("/bin/true",), request=request, job_affinity=near, job_anti_affinity=away, spread=spread, ports=held
+        command=("/bin/true",),
+        request=request,
+        job_affinity=affinity,
+        job_anti_affinity=anti_affinity,
+        spread=spread,
+        ports=ports_of_task,
     )
     spec = JobSpec(name="job", tasks=(task,), labels={"app": "web"})
     assert parse_job(job_document(spec), now_ms=0) == spec

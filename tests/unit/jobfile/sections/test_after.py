@@ -14,12 +14,12 @@ from hodei.model.errors import InvalidInput
 BUILD, NUMBER = Dependency("succeeded", name="build"), Dependency("succeeded", job=17)
 
 
-def after(given: Any) -> Dependencies:
-    return parse_job({"command": ["true"], "after": given}).after
+def after(value: Any) -> Dependencies:
+    return parse_job({"command": ["true"], "after": value}).after
 
 
 @pytest.mark.parametrize(
-    ("given", "means"),
+    ("value", "expected"),
     [
         pytest.param("build", Dependencies((BUILD,)), id="one name"),
         pytest.param(17, Dependencies((NUMBER,)), id="one number"),
@@ -35,7 +35,7 @@ def after(given: Any) -> Dependencies:
         pytest.param(
             {"exists": "/data/x.csv", "timeout": "2h"},
             Dependencies((Dependency("exists", what="/data/x.csv"),), 0, 7_200_000),
-            id="a file, with patience",
+            id="a file with a timeout",
         ),
         pytest.param(
             {"failed": ["a"], "completed": ["b"], "checkpointed": [3], "need": 2},
@@ -43,43 +43,43 @@ def after(given: Any) -> Dependencies:
                           Dependency("checkpointed", job=3)), 2),
             id="two of three",
         ),
-        pytest.param({"succeeded": ["build"], "need": 1}, Dependencies((BUILD,)), id="all of one is all"),
+        pytest.param({"succeeded": ["build"], "need": 1}, Dependencies((BUILD,)), id="all of one"),
     ],
 )  # fmt: skip
-def test_what_is_written_is_understood_and_written_back(given: Any, means: Dependencies) -> None:
-    assert after(given) == means
-    spec = parse_job({"command": ["true"], "after": given})
-    assert parse_job(job_document(spec)).after == means
+def test_dependencies_are_parsed_and_rendered_back(value: Any, expected: Dependencies) -> None:
+    assert after(value) == expected
+    spec = parse_job({"command": ["true"], "after": value})
+    assert parse_job(job_document(spec)).after == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("value", "message"),
     [
         pytest.param(["No Name"], "is not a job name", id="not a name"),
         pytest.param(["build[x]"], "is not a range of indices", id="not an index"),
         pytest.param(["build[3"], "is not a job name", id="half a bracket"),
         pytest.param(["0[3]"], "is not the number of a job", id="an element of no job"),
         pytest.param([0], "after[0]", id="not a number of a job"),
-        pytest.param(True, "after", id="not a job at all"),
-        pytest.param({}, "has no dependencies", id="nothing"),
+        pytest.param(True, "after", id="not a reference"),
+        pytest.param({}, "has no dependencies", id="empty"),
         pytest.param({"need": 2, "succeeded": ["a"]}, "2 is more than the 1", id="more than there are"),
-        pytest.param({"success": ["a"]}, "did you mean 'succeeded'", id="a slip of the key"),
+        pytest.param({"success": ["a"]}, "did you mean 'succeeded'", id="a misspelt key"),
         pytest.param({"exists": ["data/x"]}, "absolute path", id="a path that is not absolute"),
-        pytest.param({"exists": ["/data/../etc/shadow"]}, "'..'", id="a path that climbs"),
-        pytest.param({"exists": ["https://host/%2e%2e/x"]}, "'..'", id="an address that climbs"),
+        pytest.param({"exists": ["/data/../etc/shadow"]}, "'..'", id="a path with parent directories"),
+        pytest.param({"exists": ["https://host/%2e%2e/x"]}, "'..'", id="an address with parent directories"),
         pytest.param({"exists": ["https://me:secret@host/x"]}, "a user or a password", id="an address with a password"),
         pytest.param({"exists": ["ftp://host/x"]}, "neither", id="another protocol"),
         pytest.param({"exists": ["file:///etc/shadow"]}, "neither", id="a file as an address"),
         pytest.param({"succeeded": ["a"], "timeout": "0s"}, "too short", id="no time"),
     ],
 )
-def test_an_invalid_dependency_is_refused_with_a_reason(given: Any, says: str) -> None:
+def test_an_invalid_dependency_is_refused_with_a_reason(value: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        after(given)
-    hinted = str(refused.value.problems)
-    assert says in hinted
-    assert "secret" not in hinted
+        after(value)
+    problems = str(refused.value.problems)
+    assert message in problems
+    assert "secret" not in problems
 
 
-def test_the_fast_path_reads_it_too() -> None:
+def test_the_fast_path_parses_dependencies_too() -> None:
     assert decode_jobs(b'{"jobs":[{"command":["true"],"after":[17,"build"]}]}')[0].after.of == (NUMBER, BUILD)

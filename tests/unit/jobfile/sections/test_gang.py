@@ -14,7 +14,7 @@ from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Checkpoint, Distribution, GangRules, JobSpec, TransferCost
 
-WHOLE = """
+ALL_KEYS = """
 apiVersion: hodei/v1
 kind: Job
 metadata: {name: train}
@@ -64,13 +64,13 @@ def problems_of(data: object) -> dict[str, str]:
     return dict(caught.value.problems)
 
 
-def whole() -> JobSpec:
-    (document,) = load_yaml(WHOLE)
+def job_with_all_keys() -> JobSpec:
+    (document,) = load_yaml(ALL_KEYS)
     return parse_job(document)
 
 
 def test_every_key_reaches_the_model() -> None:
-    spec = whole()
+    spec = job_with_all_keys()
     leader, worker = spec.tasks
     assert (leader.min_count, leader.backends, leader.binding) == (0, (), "")
     assert (worker.count, worker.min_count, worker.backends, worker.binding) == (8, 4, ("a", "b"), "numa")
@@ -81,14 +81,14 @@ def test_every_key_reaches_the_model() -> None:
 
 
 def test_every_key_is_rendered_and_reads_back() -> None:
-    spec = whole()
+    spec = job_with_all_keys()
     document = job_document(spec)
     assert document["spec"]["gang"]["topology"] == {"key": "rack", "required": False}
     assert document["spec"]["tasks"][1]["min"] == 4
     assert parse_job(document) == spec
 
 
-def test_the_short_form_has_them_too() -> None:
+def test_the_short_form_has_the_keys_of_gangs() -> None:
     spec = parse_job(
         flat(
             count=4,
@@ -118,9 +118,9 @@ def test_a_checkpoint_may_have_only_a_file() -> None:
     assert (checkpoint.file, checkpoint.has_hook) == ("/a", False)
 
 
-@pytest.mark.parametrize("written", ["USR1", "SIGUSR1", "usr1", "sigusr1"])
-def test_a_signal_in_any_spelling(written: str) -> None:
-    assert parse_job(flat(checkpoint={"signal": written})).checkpoint.signal == "USR1"
+@pytest.mark.parametrize("value", ["USR1", "SIGUSR1", "usr1", "sigusr1"])
+def test_a_signal_has_several_spellings(value: str) -> None:
+    assert parse_job(flat(checkpoint={"signal": value})).checkpoint.signal == "USR1"
 
 
 @pytest.mark.parametrize("name", SIGNALS)
@@ -131,12 +131,12 @@ def test_every_signal_that_is_offered_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("value", "expected"),
     [(0.5, 500), ("250m", 250), (1, 1000), (3, 3000), (0, 0)],
     ids=["half", "a quarter", "one", "three", "none"],
 )
-def test_gpus_are_a_part_of_one_or_whole_ones(written: object, meant: int) -> None:
-    assert parse_job(flat(gpu=written)).tasks[0].request["gpu"] == meant
+def test_gpus_are_a_fraction_of_one_or_whole_ones(value: object, expected: int) -> None:
+    assert parse_job(flat(gpu=value)).tasks[0].request["gpu"] == expected
 
 
 TWO = {"between": ["a", "b"], "cost": 1}
@@ -218,7 +218,7 @@ def test_invalid_rules_are_refused_with_a_reason(document: object, path: str, te
     assert text in found[path]
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     found = problems_of(
         flat(min=2, binding="cores", cpu="1500m", gang={"elastic": True}, checkpoint={"signal": "KILL"})
     )
@@ -226,7 +226,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "numbers", "shown"),
+    ("value", "numbers", "shown"),
     [
         ("0-3", (0, 1, 2, 3), "0-3"),
         (" 8, 0-1 ", (0, 1, 8), "0-1,8"),
@@ -236,18 +236,18 @@ def test_all_mistakes_are_named_at_once() -> None:
     ],
     ids=["a range", "ranges and numbers", "a list", "one number", "none"],
 )
-def test_cores_are_written_as_linux_writes_them(written: Any, numbers: tuple[int, ...], shown: str) -> None:
-    assert parse_numbers(written) == numbers
+def test_cores_have_the_format_of_linux(value: Any, numbers: tuple[int, ...], shown: str) -> None:
+    assert parse_numbers(value) == numbers
     assert format_numbers(numbers) == shown
 
 
-@pytest.mark.parametrize("written", ["0-", "a", "1,,2", "-1", "3-1", "0,0-1", "0-99999999", (0, -1)])
-def test_what_is_no_list_of_cores_is_refused(written: Any) -> None:
+@pytest.mark.parametrize("value", ["0-", "a", "1,,2", "-1", "3-1", "0,0-1", "0-99999999", (0, -1)])
+def test_an_invalid_list_of_cores_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput):
-        parse_numbers(written)
+        parse_numbers(value)
 
 
-def test_a_job_for_every_node_is_read_and_written():
+def test_a_per_node_job_is_parsed_and_rendered_back():
     spec = parse_job(flat(per_node=True))
     assert spec.gang == GangRules(per_node=True)
     assert job_document(spec)["spec"]["per_node"] is True
@@ -259,6 +259,6 @@ def test_a_job_for_every_node_is_read_and_written():
 @pytest.mark.parametrize(
     "more", [{"count": 2}, {"gang": {"topology": "rack"}}, {"array": 3}, {"distribution": {"model": "colocated"}}]
 )
-def test_a_job_for_every_node_has_one_run_on_each(more: dict[str, Any]):
+def test_a_per_node_job_has_one_task_and_no_gang_rules(more: dict[str, Any]):
     with pytest.raises(InvalidInput, match="per_node"):
         parse_job(flat(per_node=True, **more))
