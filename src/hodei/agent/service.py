@@ -13,10 +13,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from hodei.agent import logs, proc
 from hodei.agent.exec import Busy
+from hodei.agent.facts import CpuMeter, memory_used
 from hodei.agent.logs import RetentionClock
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs
@@ -45,8 +46,12 @@ class Refused(Exception):
 class Service:
     """The operations of a connected server. `done` is set when the agent should exit."""
 
-    def __init__(self, runs: Runs, linger_s: float, keep_logs_s: float) -> None:
+    def __init__(self, runs: Runs, linger_s: float | None, keep_logs_s: float) -> None:
+        """`linger_s` None: it stays, with or without a server."""
         self.runs = runs
+        # The server's clock, at the latest; a joined agent knows it better than its own.
+        self.server_now_ms: Callable[[], int] = proc.now_ms
+        self._cpu_meter = CpuMeter()
         self.done = asyncio.Event()
         self._linger_s, self._retention = linger_s, RetentionClock(f"{runs.home}/clock", keep_logs_s)
         self._connections: set[Connection] = set()
@@ -65,6 +70,7 @@ class Service:
             "ping": lambda connection, request: {},
             "execute": self._execute,
             "usage": self._usage,
+            "host_usage": self._host_usage,
         }
 
     def publish(self, installation: str, observations: list[Observation]) -> None:
@@ -106,7 +112,17 @@ class Service:
         return {"pid": os.getpid()}
 
     def _start(self, connection: Connection, request: Request) -> Any:
-        return {"refused": self.runs.start(connection.installation, request["runs"])}
+        late, orders = [], []
+        now_ms = self.server_now_ms()
+        for order in request["runs"]:
+            start_by_ms = int(order.get("start_by_ms") or 0)
+            known = self.runs.knows(f"{connection.installation}/{order.get('run')}")
+            (late if start_by_ms and now_ms > start_by_ms and not known else orders).append(order)
+        refused = self.runs.start(connection.installation, orders)
+        return {"refused": refused, "late": [str(order.get("run")) for order in late]}
+
+    def _host_usage(self, connection: Connection, request: Request) -> Any:
+        return {"cpu_milli": self._cpu_meter.milli(), "memory_bytes": memory_used()}
 
     def _stop(self, connection: Connection, request: Request) -> Any:
         for order in request["runs"]:
@@ -193,6 +209,8 @@ class Service:
     def _may_exit(self) -> bool:
         if not os.path.exists(f"{self.runs.home}/lock"):
             return True  # the home was removed: no server can find this agent again
+        if self._linger_s is None:
+            return False
         return self.runs.idle and proc.boot_clock_ms() - self._alone_since_ms >= self._linger_s * 1000
 
 
@@ -206,8 +224,7 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # or what `outbound` has in its place
         self._service.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
