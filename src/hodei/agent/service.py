@@ -112,7 +112,8 @@ class Service:
         return {"pid": os.getpid()}
 
     def _start(self, connection: Connection, request: Request) -> Any:
-        late, orders = [], []
+        late: list[Request] = []
+        orders: list[Request] = []
         now_ms = self.server_now_ms()
         for order in request["runs"]:
             start_by_ms = int(order.get("start_by_ms") or 0)
