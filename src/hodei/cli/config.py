@@ -102,12 +102,15 @@ def reload(dry_run: bool, output: str) -> None:
 
 @config.command("undo")
 @click.option(
-    "--to", type=click.IntRange(1), metavar="NUMBER", help="Number of the configuration [default: the previous one]."
+    "--to", type=click.IntRange(1), metavar="NUMBER", help="Restore this one instead, also one that was undone."
 )
 @_dry_run
 @output_option
 def undo(to: int | None, dry_run: bool, output: str) -> None:
-    """Restore the previous configuration."""
+    """Undo the last change of the configuration that is not undone yet.
+
+    Repeat it to go further back. A change after an undo starts from the restored configuration.
+    """
     with client(_TIMEOUT_S) as server:
         change = server.undo_config(to or 0, dry_run=dry_run)
     _print_change(change, output)
@@ -120,11 +123,13 @@ def _print_change(change: ConfigChange, output: str) -> None:
 def _describe_change(change: ConfigChange) -> str:
     from hodei.cli.why import render_whatif
 
-    count = counted(len(change.changes), "setting")
+    count, restored = counted(len(change.changes), "setting"), f"configuration {change.restores}"
     if change.applied:
-        parts = [f"configuration {change.number} is active: {count} changed"]
+        same = f", the same as {restored}" if change.restores else ""
+        parts = [f"configuration {change.number} is active{same}: {count} changed"]
     elif change.changes:
-        parts = [f"{count} would change; configuration {change.number} stays active"]
+        by = f" by restoring {restored}" if change.restores else ""
+        parts = [f"{count} would change{by}; configuration {change.number} stays active"]
     else:
         parts = [f"configuration {change.number} stays active"]
     if change.changes:

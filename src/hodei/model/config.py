@@ -406,6 +406,7 @@ class ConfigDifference(Struct, frozen=True, omit_defaults=True):
 class ConfigChange(Struct, frozen=True, omit_defaults=True):
     """What a configuration change did or, if not `applied`, would do. `number` is the active version. `effect`: how
     start times would change, for a dry run. `needs_restart`: settings that differ and take effect only after a restart.
+    `restores`: the earlier version that an undo restores.
     """
 
     applied: bool
@@ -414,6 +415,7 @@ class ConfigChange(Struct, frozen=True, omit_defaults=True):
     needs_restart: tuple[ConfigDifference, ...] = ()
     effect: WhatIf | None = None
     notes: tuple[str, ...] = ()
+    restores: int = 0
 
 
 def config_fingerprint(scheduling: SchedulingConfig) -> str:
@@ -457,12 +459,17 @@ def imported_plugins(scheduling: SchedulingConfig) -> set[str]:
 
 
 def version_to_restore(history: tuple[ConfigVersion, ...]) -> ConfigVersion | None:
-    """The version that `undo` restores: the last one before the active version, whatever its origin."""
-    if not history:
-        return None
-    current = history[-1].restores or history[-1].number
-    earlier = [each for each in history if each.number < current and not each.restores]
-    return earlier[-1] if earlier else None
+    """The version that `undo` restores, as in an editor: the one that was active before the last change that is not undone.
+    Versions equal to the active one are skipped."""
+    path: list[ConfigVersion] = []
+    for version in history:
+        origin = version.restores or version.number
+        known = [place for place, each in enumerate(path) if origin in (each.number, each.restores)]
+        if version.restores and known:
+            del path[known[-1] + 1 :]
+        else:  # a change, or an undone version that was restored by its number
+            path.append(version)
+    return next((each for each in reversed(path[:-1]) if each.scheduling != path[-1].scheduling), None)
 
 
 def _between(before: Any, after: Any, at: str) -> tuple[ConfigDifference, ...]:

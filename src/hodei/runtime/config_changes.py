@@ -125,7 +125,8 @@ class ConfigChanges:
     async def undo(self, by: str, *, to: int = 0, dry_run: bool = False) -> ConfigChange:
         earlier = self.get(to) if to else version_to_restore(self.history)
         if earlier is None:
-            raise Conflict("there is no earlier configuration to restore", hint="hodei config history")
+            hint = "hodei config history; hodei config undo --to NUMBER restores any of them"
+            raise Conflict("there is no earlier configuration to restore", hint=hint)
         return await self._change(earlier.scheduling, by, "undo", dry_run, restores=earlier.restores or earlier.number)
 
     async def _change(
@@ -146,7 +147,7 @@ class ConfigChanges:
             if dry_run or not changes:
                 effect = await service.forecasts.what_if(Question(), scheduling, make=self._make) if changes else None
                 notes = () if changes else ("no scheduling setting is different",)
-                return ConfigChange(False, self.current.number, changes, later, effect, notes)
+                return ConfigChange(False, self.current.number, changes, later, effect, notes, restores)
             entry = ConfigVersion(
                 self.current.number + 1, service.clock.now_ms(), by, how, scheduling, restores,
                 file or self.current.file,
@@ -161,7 +162,8 @@ class ConfigChanges:
             service.scheduling, service.profiles = scheduling, tuple(sorted(service.controller.engine.profiles))
             log.info("configuration %d (%s by %s) is active: %d changes", entry.number, how, by, len(changes))
             kept = "it is kept in the store and applies until the configuration file is edited; the file is unchanged"
-            return ConfigChange(True, entry.number, changes, later, notes=() if how == "reload" else (kept,))
+            notes = () if how == "reload" else (kept,)
+            return ConfigChange(True, entry.number, changes, later, notes=notes, restores=restores)
 
     def _needs_restart(self, scheduling: SchedulingConfig, config: Config | None) -> tuple[ConfigDifference, ...]:
         """Changed settings beyond scheduling, which apply after a restart."""

@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands themselves: python tests/unit/cli/reference.py > docs/reference/cli.md"""
+"""Writes docs/reference/cli.md from the commands themselves: PYTHONPATH=. python tests/unit/cli/reference.py > docs/reference/cli.md"""
 
 from __future__ import annotations
 

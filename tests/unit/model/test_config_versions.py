@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from hodei.api.config import as_toml, parse_config, read_body, read_toml
 from hodei.model.config import (
@@ -67,7 +68,8 @@ def test_settings_outside_scheduling_need_a_restart() -> None:
 
 def numbered(number: int, restores: int = 0) -> ConfigVersion:
     how = "undo" if restores else "set"
-    return ConfigVersion(number, 0, "ann", how, SchedulingConfig(max_losses=number), restores)  # type: ignore[arg-type]
+    scheduling = SchedulingConfig(max_losses=restores or number)
+    return ConfigVersion(number, 0, "ann", how, scheduling, restores)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,32 @@ def numbered(number: int, restores: int = 0) -> ConfigVersion:
             [numbered(1), numbered(2), numbered(3), numbered(4, restores=2)], 1, id="undone twice: one further"
         ),
         pytest.param([numbered(1), numbered(2), numbered(3, restores=1)], None, id="all undone"),
-        pytest.param([numbered(1), numbered(2), numbered(3, restores=1), numbered(4)], 2, id="set again after an undo"),
+        pytest.param([numbered(1), numbered(2), numbered(3, restores=1), numbered(4)], 1, id="set again after an undo"),
+        pytest.param(
+            [numbered(1), numbered(2), numbered(3, restores=1), numbered(4), numbered(5, restores=1)],
+            None,
+            id="set again after an undo, and undone",
+        ),
+        pytest.param(
+            [numbered(1), numbered(2), numbered(3), numbered(4, restores=1), numbered(5, restores=3)],
+            1,
+            id="an undone one was restored",
+        ),
+        pytest.param(
+            [numbered(5, restores=1), numbered(6), numbered(7), numbered(8, restores=6)],
+            5,
+            id="the restored one has left the history",
+        ),
+        pytest.param(
+            [numbered(5, restores=1), numbered(6), numbered(7, restores=1), numbered(8)],
+            5,
+            id="restored twice, and has left the history",
+        ),
+        pytest.param(
+            [numbered(1), numbered(2), structs.replace(numbered(2), number=3, how="start")],
+            1,
+            id="the same again, after it was written into the file",
+        ),
     ],
 )
 def test_undo_restores_the_version_before_each_time(history: list[ConfigVersion], back_to: int | None) -> None:

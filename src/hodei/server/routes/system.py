@@ -100,7 +100,7 @@ ROUTES = (
 
 
 _DRY_RUN = Param("dry_run", "1: only report what would change", type=int, default=0, maximum=1)
-_TO = Param("to", "number of the configuration to restore; default: the previous one", type=int, default=0,
+_TO = Param("to", "number of the configuration to restore; default: undo the last change that is not undone", type=int, default=0,
             minimum=1)  # fmt: skip
 
 
@@ -146,7 +146,7 @@ CONFIG_ROUTES = (
           response=ConfigHistory),
     Route("POST", f"{API}/config/reload", ADMIN, "Read the configuration file again", reload_config,
           response=ConfigChange, params=(_DRY_RUN,), concurrency="long"),
-    Route("POST", f"{API}/config/undo", ADMIN, "Restore an earlier configuration", undo_config,
+    Route("POST", f"{API}/config/undo", ADMIN, "Undo a change of the configuration", undo_config,
           response=ConfigChange, params=(_DRY_RUN, _TO), concurrency="long"),
 )  # fmt: skip
 
