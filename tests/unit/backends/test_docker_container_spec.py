@@ -1,4 +1,4 @@
-"""An order as a create request: its fields, what is refused, and that values stay literal."""
+"""Create requests of containers: fields, refusals, and literal values."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from hodei.model.errors import BackendRefused, InvalidInput
 from hodei.model.job import Checkpoint, HealthCheck
 from hodei.model.node import Grant
 
-HERE = Host("h1")
-FAR = Host("far", url="tcp://docker.example:2376", tls="/certs")
+LOCAL = Host("h1")
+REMOTE = Host("remote", url="tcp://docker.example:2376", tls="/certs")
 PLAIN = Settings(image="busybox:local")
 
 
-def body(order: Start, settings: Settings = PLAIN, host: Host = HERE, **more: Any) -> dict[str, Any]:
+def body(order: Start, settings: Settings = PLAIN, host: Host = LOCAL, **more: Any) -> dict[str, Any]:
     return build_spec(order, settings, host, installation="abc", backend="farm", log_cap=3 << 20, **more).body
 
 
-def with_mounts(text: str, *allowed: str, host: Host = HERE) -> list[dict[str, Any]]:
+def with_mounts(text: str, *allowed: str, host: Host = LOCAL) -> list[dict[str, Any]]:
     settings = Settings(image="i", allow=Allow(mounts=allowed))
     found = body(an_order(1, annotations={"docker.hodei.io/mounts": text}), settings, host)["HostConfig"]["Mounts"]
     return [{key: mount[key] for key in ("Source", "Target", "ReadOnly")} for mount in found]
 
 
-def test_limits_are_hard_and_nothing_is_swapped():
+def test_limits_are_hard_and_swap_is_off():
     config = body(an_order(1, limits={"cpu": 1500, "memory": 64 << 20}))["HostConfig"]
     assert (config["NanoCpus"], config["Memory"], config["MemorySwap"]) == (1_500_000_000, 64 << 20, 64 << 20)
     assert config["PidsLimit"] == 4096
@@ -73,8 +73,8 @@ def test_supervision_is_restored_from_the_labels():
     host = Host("h1", address="10.0.0.7")
     order = an_order(1, checkpoint=hook, health=check, timeout_ms=5000, grace_ms=700, workdir="/srv")
     labels = body(order, host=host)["Labels"]
-    care = read_supervision(labels)
-    assert care == Supervision(
+    supervision = read_supervision(labels)
+    assert supervision == Supervision(
         timeout_ms=5000, grace_ms=700, checkpoint_file="/srv/state/ok", save=hook,
         health=structs.replace(check, http="http://10.0.0.7:8080/ok"),
     )  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_health_command_is_run_by_the_daemon_and_replaces_the_check_of_the_ima
     }  # fmt: skip
 
 
-def test_a_directory_below_an_allowed_one_is_read_only_unless_it_may_be_written(tmp_path: Path):
+def test_a_mount_below_an_allowed_directory_is_read_only_by_default(tmp_path: Path):
     (tmp_path / "a/b").mkdir(parents=True)
     inside = str(tmp_path / "a/b")
     assert with_mounts(f"{inside}:/x", str(tmp_path / "a")) == [{"Source": inside, "Target": "/x", "ReadOnly": True}]
@@ -116,13 +116,13 @@ def test_a_directory_below_an_allowed_one_is_read_only_unless_it_may_be_written(
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param("{allowed}/way-out", id="a link that leads out"),
-        pytest.param("{allowed}/way-out/passwd", id="below a link that leads out"),
+        pytest.param("{allowed}/way-out", id="a link out of the directory"),
+        pytest.param("{allowed}/way-out/passwd", id="below a link out of the directory"),
         pytest.param("{allowed}/../secret", id="dots"),
-        pytest.param("{allowed}x", id="a name that begins alike"),
+        pytest.param("{allowed}x", id="a directory with the same prefix"),
         pytest.param("relative", id="a relative path"),
         pytest.param("volume", id="the name of a volume"),
-        pytest.param("/", id="all of it"),
+        pytest.param("/", id="the root"),
     ],
 )
 def test_a_mount_cannot_leave_an_allowed_directory(tmp_path: Path, source: str):
@@ -134,28 +134,30 @@ def test_a_mount_cannot_leave_an_allowed_directory(tmp_path: Path, source: str):
         with_mounts(f"{source.format(allowed=allowed)}:/x", str(allowed))
 
 
-def test_on_another_machine_only_the_listed_directories_themselves_can_be_mounted():
-    assert with_mounts("/srv/data:/x", "/srv/data", host=FAR)[0]["Source"] == "/srv/data"
+def test_on_a_remote_host_only_the_listed_directories_can_be_mounted():
+    assert with_mounts("/srv/data:/x", "/srv/data", host=REMOTE)[0]["Source"] == "/srv/data"
     with pytest.raises(BackendRefused):
-        with_mounts("/srv/data/sub:/x", "/srv/data", host=FAR)
+        with_mounts("/srv/data/sub:/x", "/srv/data", host=REMOTE)
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         pytest.param({"annotations": {"docker.hodei.io/netwrok": "x"}}, "did you mean 'network'", id="a misspelt key"),
-        pytest.param({"annotations": {"docker.hodei.io/privileged": "yes"}}, "true or false", id="neither yes nor no"),
-        pytest.param({"annotations": {"docker.hodei.io/pull": "now"}}, "always, missing or never", id="a pull policy"),
-        pytest.param({"limits": {"memory": 1000}}, "memory limit", id="less memory than a container takes"),
+        pytest.param({"annotations": {"docker.hodei.io/privileged": "yes"}}, "true or false", id="not a boolean"),
+        pytest.param(
+            {"annotations": {"docker.hodei.io/pull": "now"}}, "always, missing or never", id="an invalid pull policy"
+        ),
+        pytest.param({"limits": {"memory": 1000}}, "memory limit", id="less memory than the minimum"),
         pytest.param({"workdir": "here"}, "working directory", id="a relative directory"),
-        pytest.param({"env": {"A=B": "c"}}, "A=B", id="a variable that can not be"),
-        pytest.param({"env": {"SECRET": "hush\0"}}, "SECRET", id="a value that can not be"),
+        pytest.param({"env": {"A=B": "c"}}, "A=B", id="an invalid name of a variable"),
+        pytest.param({"env": {"SECRET": "hidden\0"}}, "SECRET", id="an invalid value of a variable"),
     ],
 )
-def test_an_impossible_order_is_refused_with_a_reason(fields, words):
-    with pytest.raises(BackendRefused, match=words) as refusal:
+def test_an_impossible_order_is_refused_with_a_reason(fields, message):
+    with pytest.raises(BackendRefused, match=message) as refusal:
         body(an_order(1, **fields))
-    assert "hush" not in refusal.value.message
+    assert "hidden" not in refusal.value.message
 
 
 def test_a_task_without_an_image_is_refused_without_a_default_image():
@@ -165,8 +167,8 @@ def test_a_task_without_an_image_is_refused_without_a_default_image():
 
 def test_allowed_options_are_applied():
     allow = Allow(networks=("ml",), users=("*",), devices=("/dev/fuse",), host_namespaces=("ipc",), privileged=True)
-    asked = {"network": "ml", "user": "7:7", "devices": "/dev/fuse", "host-namespaces": "ipc", "privileged": "true"}
-    order = an_order(1, annotations={f"docker.hodei.io/{key}": value for key, value in asked.items()})
+    options = {"network": "ml", "user": "7:7", "devices": "/dev/fuse", "host-namespaces": "ipc", "privileged": "true"}
+    order = an_order(1, annotations={f"docker.hodei.io/{key}": value for key, value in options.items()})
     found = body(order, Settings(image="i", allow=allow))
     config = found["HostConfig"]
     assert (found["User"], config["NetworkMode"], config["IpcMode"], config["Privileged"]) == (
@@ -180,20 +182,20 @@ def test_allowed_options_are_applied():
 
 
 @pytest.mark.parametrize(
-    ("host", "words"),
+    ("host", "message"),
     [
-        pytest.param({"url": "tcp://docker.example:2375"}, "set `tls`", id="an open port elsewhere"),
+        pytest.param({"url": "tcp://docker.example:2375"}, "set `tls`", id="an unencrypted remote port"),
         pytest.param({"url": "tcp://127.0.0.1"}, "port", id="no port"),
         pytest.param({"url": "http://x:1"}, "write unix", id="another protocol"),
-        pytest.param({"url": "ssh://me:hush@host"}, "password", id="a password in the address"),
+        pytest.param({"url": "ssh://me:hidden@host"}, "password", id="a password in the address"),
         pytest.param({"url": "ssh://-oProxyCommand=id"}, "names no host", id="an option for a host"),
         pytest.param({"url": "ssh://-oProxyCommand=id@host"}, "names no host", id="an option for a user"),
-        pytest.param({"name": "Big Host"}, "not a valid name", id="a name"),
-        pytest.param({"cpu": "lots"}, "not a quantity", id="an amount"),
+        pytest.param({"name": "Big Host"}, "not a valid name", id="an invalid name"),
+        pytest.param({"cpu": "lots"}, "not a quantity", id="an invalid amount"),
     ],
 )
-def test_an_invalid_or_unsafe_host_is_refused(host, words):
-    with pytest.raises(InvalidInput, match=words):
+def test_an_invalid_or_unsafe_host_is_refused(host, message):
+    with pytest.raises(InvalidInput, match=message):
         check("farm", Settings(hosts=(Host(**{"name": "h1", **host}),)))
 
 
@@ -207,34 +209,34 @@ def test_default_settings_are_valid_and_read_from_a_table():
     assert found.hosts[0].amounts() == {"cpu": 4000}
 
 
-EVERY = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=30)
-SHELLISH = st.sampled_from(
+ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=30)
+SHELL_CODE = st.sampled_from(
     ["$(touch /tmp/canary)", "`id`", "; rm -rf /", "--privileged", "-v /:/host", "' || id #", "\n", "${IFS}"]
 )
-WORDS = st.lists(st.one_of(EVERY, SHELLISH), min_size=20, max_size=20)
+STRINGS = st.lists(st.one_of(ANY_TEXT, SHELL_CODE), min_size=20, max_size=20)
 EXAMPLES = 500  # of twenty strings each
 
 
 @pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(words=WORDS)
-def test_ten_thousand_strings_in_every_field_reach_the_daemon_as_they_are(words):
-    """The body as the daemon will read it: each value is in its own place, and nothing else has changed."""
-    plain = body(an_order(1))
-    own = {pair.partition("=")[0] for pair in plain["Env"]}
-    for word in words:
-        variable = word.replace("=", "") or "x"
-        variable = "x" if variable in own else variable
-        order = an_order(1, word, word, env={variable: word}, labels={word: word}, workdir=f"/{word}")
+@given(strings=STRINGS)
+def test_ten_thousand_strings_in_every_field_reach_the_daemon_unchanged(strings):
+    """Each value is in its own field of the body, and no other field has changed."""
+    without_strings = body(an_order(1))
+    own_variables = {pair.partition("=")[0] for pair in without_strings["Env"]}
+    for string in strings:
+        variable = string.replace("=", "") or "x"
+        variable = "x" if variable in own_variables else variable
+        order = an_order(1, string, string, env={variable: string}, labels={string: string}, workdir=f"/{string}")
         read = json.loads(
-            msgspec.json.encode(body(structs.replace(order, spec=structs.replace(order.spec, name=word))))
+            msgspec.json.encode(body(structs.replace(order, spec=structs.replace(order.spec, name=string))))
         )
-        assert (read["Entrypoint"], read["Cmd"]) == ([word], [word])
-        assert f"{variable}={word}" in read["Env"]
-        assert len(read["Env"]) == len(plain["Env"]) + 1
-        assert read["Labels"][f"job.hodei.io/{word}"] == word
-        assert read["Labels"]["hodei.io/job-name"] == word
-        assert read["WorkingDir"] == f"/{word}"
-        assert read["HostConfig"] == plain["HostConfig"]
+        assert (read["Entrypoint"], read["Cmd"]) == ([string], [string])
+        assert f"{variable}={string}" in read["Env"]
+        assert len(read["Env"]) == len(without_strings["Env"]) + 1
+        assert read["Labels"][f"job.hodei.io/{string}"] == string
+        assert read["Labels"]["hodei.io/job-name"] == string
+        assert read["WorkingDir"] == f"/{string}"
+        assert read["HostConfig"] == without_strings["HostConfig"]
         assert read["Image"] == "busybox:local"
-        assert set(read) - {"WorkingDir"} == plain.keys()
+        assert set(read) - {"WorkingDir"} == without_strings.keys()

@@ -39,5 +39,5 @@ CPU = {"cpu_usage": {"total_usage": 2_500_000_000}}
     ],
     ids=["cgroup 2", "cgroup 1", "without memory and I/O", "ended", "empty"],
 )  # fmt: skip
-def test_stats_become_usage_and_what_is_missing_stays_unknown(stats, usage):
+def test_stats_become_usage_and_missing_values_stay_unknown(stats, usage):
     assert usage_of(stats) == usage

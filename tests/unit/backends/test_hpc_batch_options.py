@@ -34,7 +34,7 @@ def options_of(line: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("line", "read"),
+    ("line", "expected"),
     [
         ("-c4", [("cpus-per-task", "4")]),
         ("-c 4 -N 2", [("cpus-per-task", "4"), ("nodes", "2")]),
@@ -48,8 +48,8 @@ def options_of(line: str) -> list[tuple[str, str]]:
         ("", []),
     ],
 )
-def test_options_are_parsed_as_slurm_does(line, read):
-    assert options_of(line) == read
+def test_options_are_parsed_like_slurm(line, expected):
+    assert options_of(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_an_invalid_option_is_reported_and_not_guessed(line):
 
 def test_option_lines_count_up_to_the_first_command():
     script = parse_script(
-        "#!/bin/bash -l\n# a word\n#SBATCH -c 2\n\n#SBATCH -N1\necho hi\n#SBATCH --uid=0\necho '#SBATCH -n9'\n"
+        "#!/bin/bash -l\n# a comment\n#SBATCH -c 2\n\n#SBATCH -N1\necho hi\n#SBATCH --uid=0\necho '#SBATCH -n9'\n"
     )
     assert script.options == (Option("cpus-per-task", "2", 3), Option("nodes", "1", 5))
     assert script.interpreter == "/bin/bash -l"
@@ -90,7 +90,7 @@ POLICY = {"fixed": {"account": "hodei"}, "allowed": {"account": ("physics",), "q
 
 
 @pytest.mark.parametrize(
-    ("line", "given"),
+    ("line", "expected"),
     [
         ("--constraint=fast --licenses=matlab", {"constraint": "fast", "licenses": "matlab"}),
         ("-A physics", {"account": "physics"}),
@@ -101,9 +101,9 @@ POLICY = {"fixed": {"account": "hodei"}, "allowed": {"account": ("physics",), "q
     ],
     ids=["allowed options", "an allowed account", "an allowed qos", "the placement that Hodei chose", "a nice value", "overridden"],
 )  # fmt: skip
-def test_options_are_allowed_or_overridden(line, given):
+def test_options_are_allowed_or_overridden(line, expected):
     chosen = dict(SlurmOptions(placed=True, **POLICY).of(an_order(line), MAIN))
-    assert chosen == {"account": "hodei", **given}
+    assert chosen == {"account": "hodei", **expected}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_options_are_allowed_or_overridden(line, given):
         "--reboot", "--core-spec=2", "--part=gpu", "--uid", "--unknown-plugin-option=1", "--network=x", "--test-only",
     ],
 )  # fmt: skip
-def test_options_that_would_escape_the_rules_are_refused(line):
+def test_options_that_bypass_the_policy_are_refused(line):
     with pytest.raises(BackendRefused):
         SlurmOptions(placed=True, **POLICY).of(an_order(line), MAIN)
 
@@ -126,7 +126,7 @@ def test_a_job_may_name_nodes_where_slurm_chooses_them():
     assert dict(options.of(an_order("--nodelist=n2 --exclusive"), MAIN))["nodelist"] == "n2"
 
 
-def test_a_refusal_names_the_option_and_what_to_use_instead():
+def test_a_refusal_names_the_option_and_the_alternative():
     with pytest.raises(BackendRefused) as refused:
         SlurmOptions(placed=True).of(an_order("--dependency=afterok:1"), MAIN)
     assert "--dependency=afterok:1" in refused.value.message
@@ -185,7 +185,7 @@ def test_a_script_of_pbs_becomes_a_job_file():
     assert parse_job(document, now_ms=0)
 
 
-def test_what_has_no_like_is_named_with_its_line():
+def test_unsupported_options_are_named_with_their_line():
     _, notes = convert("#SBATCH --burst\n#SBATCH --bb=x\n#SBATCH -d afterok:12\nsrun x\n")
     assert "line 1: there is no option --burst" in notes
     assert any(note.startswith("line 2: --bb x") for note in notes)
@@ -194,20 +194,20 @@ def test_what_has_no_like_is_named_with_its_line():
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "expected"),
     [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30:05", 95405), ("UNLIMITED", 0), ("x", None)],
 )  # fmt: skip
-def test_time_formats_of_slurm(text, answer):
-    assert slurm_seconds(text) == answer
+def test_time_formats_of_slurm(text, expected):
+    assert slurm_seconds(text) == expected
 
 
-@pytest.mark.parametrize(("text", "answer"), [("500", "500Mi"), ("8G", "8Gi"), ("4gb", "4Gi"), ("0", ""), ("x", "")])
-def test_memory_formats_of_slurm(text, answer):
-    assert slurm_memory(text) == answer
+@pytest.mark.parametrize(("text", "expected"), [("500", "500Mi"), ("8G", "8Gi"), ("4gb", "4Gi"), ("0", ""), ("x", "")])
+def test_memory_formats_of_slurm(text, expected):
+    assert slurm_memory(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("word", "answer"), [("-c", True), ("-c4", False), ("--mem", True), ("--mem=1", False), ("-H", False), ("--hold", False)]
+    ("argument", "expected"), [("-c", True), ("-c4", False), ("--mem", True), ("--mem=1", False), ("-H", False), ("--hold", False)]
 )  # fmt: skip
-def test_options_with_a_separate_value_take_the_next_argument(word, answer):
-    assert takes_next_argument(word) == answer
+def test_options_with_a_separate_value_take_the_next_argument(argument, expected):
+    assert takes_next_argument(argument) == expected

@@ -47,14 +47,14 @@ def a_call(**fields: Any) -> SbatchCall:
 )
 def test_requests_are_those_of_one_member(options, sizes):
     document = document_of(options)
-    kept = ("count", "cpu", "memory", "gpu", "gpu_type")
-    assert {key: document[key] for key in kept if key in document} == sizes
+    keys = ("count", "cpu", "memory", "gpu", "gpu_type")
+    assert {key: document[key] for key in keys if key in document} == sizes
 
 
 def test_a_script_runs_once_on_every_node():
-    one = document_of("-n 4 -c 2")
-    assert one["env"] == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
-    assert "job_anti_affinity" not in one
+    single = document_of("-n 4 -c 2")
+    assert single["env"] == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
+    assert "job_anti_affinity" not in single
     several = document_of("-N 4 --ntasks-per-node=16")
     assert several["env"] == {"SLURM_NTASKS": "64", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "16"}
 
@@ -63,13 +63,13 @@ def test_members_of_a_job_on_several_nodes_have_anti_affinity_to_each_other_only
     first = document_of("-N 2 -p a,b", call=a_call(token="one"))
     assert first["labels"] == {"slurm.hodei.io/apart": "one"}
     assert first["job_anti_affinity"]["required"] == [{"match": "slurm.hodei.io/apart=one", "topology": "host"}]
-    # Hodei cannot tell the machines of a delegated partition apart.
+    # Hodei does not know the machines of a delegated partition.
     assert first["affinity"]["required"] == ["slurm.hodei.io/queue in (a, b), !hodei.io/delegated"]
     assert document_of("-N 2", call=a_call(token="two"))["labels"] != first["labels"]
     assert document_of("-N 2")["labels"] == document_of("-N 2")["labels"]
 
 
-def test_a_job_has_the_name_of_its_script_as_slurm_gives_it():
+def test_a_job_has_the_name_of_its_script_like_in_slurm():
     document = document_of("-o %x.out")
     assert document["name"] == "job.sh"
     assert "job.sh.out" in document["command"][2].replace("'", "")
@@ -99,7 +99,7 @@ def test_options_become_keys(option, key, value):
 
 
 @pytest.mark.parametrize("value", ["-1", "0", "UNLIMITED", "infinite"])
-def test_no_time_limit_is_none(value):
+def test_an_unlimited_time_is_no_timeout(value):
     assert "timeout" not in document_of(f"--time={value}", call=a_call())
 
 
@@ -126,9 +126,9 @@ def test_invalid_options_are_left_out_of_a_file_and_refused_at_submission(option
 
 
 def test_options_of_the_command_line_take_precedence():
-    call = a_call(options=(Option("time", "5"), Option("job-name", "mine")))
-    document = document_of("-t 60 -J theirs", call=call)
-    assert (document["timeout"], document["name"]) == ("5m", "mine")
+    call = a_call(options=(Option("time", "5"), Option("job-name", "own")))
+    document = document_of("-t 60 -J other", call=call)
+    assert (document["timeout"], document["name"]) == ("5m", "own")
 
 
 def test_unknown_options_are_refused_at_submission():
@@ -138,7 +138,7 @@ def test_unknown_options_are_refused_at_submission():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("afterok:12:13", Dependencies({"succeeded": ["12", "13"]})),
         ("afterok:12,afterany:3_4", Dependencies({"succeeded": ["12"], "completed": ["3_4"]})),
@@ -146,8 +146,8 @@ def test_unknown_options_are_refused_at_submission():
         ("7", Dependencies({"completed": ["7"]})),
     ],
 )
-def test_dependencies_are_parsed(text, found):
-    assert parse_dependencies(text) == found
+def test_dependencies_are_parsed(text, expected):
+    assert parse_dependencies(text) == expected
 
 
 @pytest.mark.parametrize("text", ["afterok", "afterok:", "afterok:x", "after:3", "aftercorr:3", "singleton", "", "afterok:1,2?3"])  # fmt: skip
@@ -162,11 +162,11 @@ def test_dependencies_of_a_submission_are_resolved_to_jobs_of_hodei():
     assert document_of("-d 'afterok:12?afterany:20'", call=call)["after"]["need"] == 1
 
 
-ENV = {"PATH": "/bin", "MY": "a b", "HODEI_TOKEN": "hush", "SLURM_JOB_ID": "3", "PWD": "/x", "odd.name": "1"}
+ENV = {"PATH": "/bin", "MY": "a b", "HODEI_TOKEN": "hidden", "SLURM_JOB_ID": "3", "PWD": "/x", "odd.name": "1"}
 
 
 @pytest.mark.parametrize(
-    ("option", "taken"),
+    ("option", "expected"),
     [
         ("-c 1", {"PATH": "/bin", "MY": "a b"}),
         ("--export=ALL,X=1", {"PATH": "/bin", "MY": "a b", "X": "1"}),
@@ -175,14 +175,14 @@ ENV = {"PATH": "/bin", "MY": "a b", "HODEI_TOKEN": "hush", "SLURM_JOB_ID": "3", 
         ("--export=X=1", {"X": "1"}),
     ],
 )
-def test_a_submission_exports_variables_as_sbatch_does(option, taken):
-    assert document_of(option, call=a_call(env=ENV)).get("env", {}) == taken
+def test_a_submission_exports_the_variables_that_sbatch_exports(option, expected):
+    assert document_of(option, call=a_call(env=ENV)).get("env", {}) == expected
 
 
 def test_arguments_reach_the_script():
     call = a_call(arguments=("a", "b c"))
-    words = document_of("-c 1 -o /dev/stdout", body='echo "$0" "$@"', call=call)["command"]
-    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "job.sh a b c\n"
+    command = document_of("-c 1 -o /dev/stdout", body='echo "$0" "$@"', call=call)["command"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout == "job.sh a b c\n"
     document, _ = convert("#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n", call=call)
     assert document["command"][4:7] == ["/usr/bin/env", "python3", "-c"]
     assert document["command"][-2:] == ["a", "b c"]
@@ -205,23 +205,23 @@ ELEMENT = RUN | {"HODEI_JOB_ID": "22", "HODEI_ARRAY_JOB": "8", "HODEI_ARRAY_INDE
         (r"\%j.out", RUN, "%j.out"),
     ],
 )
-def test_patterns_are_filled_in_as_slurm_does(pattern, env, name):
+def test_patterns_are_expanded_like_in_slurm(pattern, env, name):
     done = subprocess.run(
         ["/bin/sh", "-c", f"printf %s {file_name(pattern, 'my job')}"], env=env, capture_output=True, text=True, timeout=30, check=True
     )  # fmt: skip
     assert done.stdout == name
 
 
-def test_streams_go_to_their_files(tmp_path):
-    for append, said in ((False, "hi\n"), (True, "hi\nhi\n")):
-        opened = redirections(f"{tmp_path}/o-%j", f"{tmp_path}/e", "", append=append, name="x")
-        subprocess.run(["/bin/sh", "-c", f"{opened}; echo hi; echo err >&2"], env=RUN, check=True, timeout=30)
-        assert (tmp_path / "o-7").read_text() == said
+def test_streams_are_redirected_to_their_files(tmp_path):
+    for append, output in ((False, "hi\n"), (True, "hi\nhi\n")):
+        shell_code = redirections(f"{tmp_path}/o-%j", f"{tmp_path}/e", "", append=append, name="x")
+        subprocess.run(["/bin/sh", "-c", f"{shell_code}; echo hi; echo err >&2"], env=RUN, check=True, timeout=30)
+        assert (tmp_path / "o-7").read_text() == output
     assert redirections("out", "", "in", append=False, name="x") == "exec >out 2>&1 <in"
     assert redirections("", "", "", append=False, name="x") == ""
 
 
-def test_output_goes_to_a_file_if_the_script_says_so_and_by_default_at_submission():
+def test_output_is_redirected_by_default_only_at_submission():
     assert document_of("-c 1")["command"][0] == "/bin/bash"
     assert "-%j.out" not in str(document_of("-o x-%j.out")["command"])
     assert 'slurm-"$HODEI_JOB_ID".out' in document_of("-c 1", call=a_call())["command"][2]
@@ -232,7 +232,7 @@ def test_output_goes_to_a_file_if_the_script_says_so_and_by_default_at_submissio
     ("body", "value"),
     [("srun ./a", "steps"), ("time mpirun ./a", "steps"), ("echo srun-like", "true"), ("# srun ./a", "true"), ("x && srun a", "steps")],
 )  # fmt: skip
-def test_a_script_that_calls_srun_keeps_slurms_own_job_id_within_slurm(body, value):
+def test_a_script_that_calls_srun_keeps_the_job_id_of_slurm(body, value):
     assert document_of("-n 2", body=body)["annotations"]["slurm.hodei.io/variables"] == value
 
 
@@ -243,7 +243,7 @@ def test_a_text_that_is_not_a_batch_script_is_refused():
     assert convert("#!/bin/sh\ntrue\n")[0]["name"] == "job"
 
 
-def test_a_note_says_what_was_left_out_before_what_to_do_instead():
+def test_a_note_has_the_ignored_option_before_the_hint():
     _, notes = convert("#!/bin/sh\n#SBATCH --exclusive\nhostname\n")
     assert notes[0] == (
         "line 2: --exclusive is not supported and was left out; next: request the cores and the memory of a whole node"

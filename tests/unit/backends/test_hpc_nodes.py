@@ -1,4 +1,4 @@
-"""The nodes of a batch system and the requests for them, with a fake batch system. Real ones: see tests/conformance."""
+"""The nodes of a batch system and the requests for them, with a fake batch system. tests/conformance has real ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nodes_shared_by_partitions_are_one_pool_in_which_each_counts_once():
     assert found["hpc-high"].capacity["cpu"] == 12_000
 
 
-def test_ahead_applies_to_a_pool_as_to_its_partitions():
+def test_ahead_multiplies_the_capacity_of_a_pool_too():
     found = _nodes(_cluster_nodes(MAIN, HIGH, ahead=1.5))
     assert dict(found["hpc-main"].pool.capacity)["cpu"] == 24_000
 

@@ -19,7 +19,7 @@ def a_script(
     *argv: str,
     env: dict[str, str] | None = None,
     workdir: str = "/",
-    claim: str = "mine",
+    claim: str = "first",
     rerun: bool = False,
 ) -> str:
     return batch_script(
@@ -29,10 +29,10 @@ def a_script(
 
 
 def run(script: str, **env: str) -> subprocess.CompletedProcess[bytes]:
-    given = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", **env}
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", **env}
     # Under nohup, children would ignore HUP.
     command = ["/usr/bin/env", "--default-signal=HUP", "/bin/bash", "-p"]
-    return subprocess.run(command, input=script.encode(), env=given, capture_output=True, timeout=30, check=False)
+    return subprocess.run(command, input=script.encode(), env=environment, capture_output=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,28 @@ def test_variables_with_names_reserved_by_bash_reach_the_program(tmp_path):
         "_": "y",
     }
     done = run(a_script(tmp_path / "r", "/usr/bin/env", "-0", env=env))
-    seen = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-    assert {name: seen.get(name) for name in env} == env
+    received = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
+    assert {name: received.get(name) for name in env} == env
     assert done.stderr == b""
 
 
 def test_a_secret_that_could_only_be_passed_on_a_command_line_is_refused(tmp_path):
     with pytest.raises(BackendRefused, match=r"db\.password"):
-        a_script(tmp_path / "r", "/bin/true", env={"db.password": "hush"})
+        a_script(tmp_path / "r", "/bin/true", env={"db.password": "hidden"})
 
 
 @pytest.mark.parametrize(
     ("argv", "env"),
     [((), {}), (("",), {}), (("a\0b",), {}), (("x" * 200_000,), {}), (("\ud800",), {}), (("true",), {"": "x"}), (("true",), {"a=b": "x"}),
      (("a=b",), {"IFS": "x"})],
-    ids=["nothing", "an empty name", "a NUL", "too long", "no Unicode", "no name", "= in a name", "= in the command behind env"],
+    ids=["empty", "an empty name", "a NUL", "too long", "no Unicode", "no name", "= in a name", "= in the command after env"],
 )  # fmt: skip
 def test_commands_and_variables_that_bash_cannot_pass_on_are_refused(tmp_path, argv, env):
     with pytest.raises(BackendRefused):
         a_script(tmp_path / "r", *argv, env=env)
 
 
-def test_an_array_runs_the_script_of_its_element_and_keeps_its_output_apart(tmp_path):
+def test_an_array_runs_the_script_of_its_element_with_separate_output(tmp_path):
     scripts = [
         (a_script(tmp_path / str(n), "/bin/sh", "-c", f"echo {n}; echo e{n} >&2; exit {n}"), f"{tmp_path}/{n}.out", f"{tmp_path}/{n}.err")
         for n in range(3)
@@ -137,15 +137,15 @@ def test_a_missing_record_is_empty(tmp_path):
 @pytest.mark.parametrize("signal", ["TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1", "BUS", "FPE", "ILL", "TRAP"])
 @pytest.mark.parametrize("in_an_array", [False, True], ids=["alone", "in an array"])
 def test_a_run_ended_by_a_signal_shows_neither_its_environment_nor_its_command(tmp_path, signal, in_an_array):
-    env = {"DB_PASSWORD": "hush-1", "with.dot": "hush-2", "PS4": "hush-3", "EMPTY": ""}
-    script = a_script(tmp_path / "r", "/bin/sh", "-c", f"kill -{signal} $$", "--password=hush-4", env=env)
+    env = {"DB_PASSWORD": "hidden-1", "with.dot": "hidden-2", "PS4": "hidden-3", "EMPTY": ""}
+    script = a_script(tmp_path / "r", "/bin/sh", "-c", f"kill -{signal} $$", "--password=hidden-4", env=env)
     out, err = tmp_path / "r.out", tmp_path / "r.err"
     done = run(array_script([(script, str(out), str(err))], "N") if in_an_array else script, N="0")
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     if in_an_array:
-        said += out.read_bytes() + err.read_bytes()
+        output += out.read_bytes() + err.read_bytes()
     assert done.returncode > 128
-    assert said == b""
+    assert output == b""
 
 
 def test_stderr_of_the_command_and_of_its_start_is_in_the_output(tmp_path):
@@ -155,13 +155,13 @@ def test_stderr_of_the_command_and_of_its_start_is_in_the_output(tmp_path):
 
 @pytest.mark.parametrize("rerun", [False, True], ids=["restarts not allowed", "restarts allowed"])
 def test_a_second_script_of_a_run_does_nothing_once_one_has_started(tmp_path, rerun):
-    proof, words = tmp_path / "proof", ("/bin/sh", "-c", f"echo ran >>{tmp_path}/proof")
+    proof, argv = tmp_path / "proof", ("/bin/sh", "-c", f"echo ran >>{tmp_path}/proof")
     codes = []
-    for claim in ("mine", "yours", "mine"):  # the third: a restart of the first job by the system
-        done = run(a_script(tmp_path / "r", *words, claim=claim, rerun=rerun), SLURM_JOB_ID=claim)
+    for claim in ("first", "second", "first"):  # the third is a restart of the first job by the system
+        done = run(a_script(tmp_path / "r", *argv, claim=claim, rerun=rerun), SLURM_JOB_ID=claim)
         codes.append(done.returncode)
         assert done.stderr == b""
-        assert read_record(str(tmp_path / "r")).job == "mine"
+        assert read_record(str(tmp_path / "r")).job == "first"
     assert codes == [0, 125, 0 if rerun else 125]
     assert proof.read_text() == ("ran\nran\n" if rerun else "ran\n")
 

@@ -1,4 +1,4 @@
-"""An order as the manifest of a pod: its fields, and what is refused."""
+"""Manifests of pods: fields and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def container_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def env_of(pod: dict[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["value"] for one in container_of(pod)["env"]}
+    return {variable["name"]: variable["value"] for variable in container_of(pod)["env"]}
 
 
 def test_a_run_becomes_a_pod_that_runs_once_on_its_node():
@@ -47,10 +47,10 @@ def test_a_run_becomes_a_pod_that_runs_once_on_its_node():
     assert (spec["nodeName"], spec["restartPolicy"], spec["terminationGracePeriodSeconds"]) == ("n7", "Never", 3)
     assert pod["metadata"]["finalizers"] == [FINALIZER]
     assert pod["metadata"]["annotations"]["hodei.io/job-name"] == "train"
-    assert "activeDeadlineSeconds" not in spec  # set when it runs, not while its image comes
+    assert "activeDeadlineSeconds" not in spec  # set when it runs, not during the image pull
 
 
-def test_nothing_of_the_cluster_is_given_to_a_pod_that_did_not_ask():
+def test_a_pod_gets_no_service_account_token_and_no_privileges():
     spec = a_pod()["spec"]
     assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
     assert container_of(a_pod())["securityContext"] == {"allowPrivilegeEscalation": False}
@@ -71,25 +71,25 @@ def test_another_scheduler_gets_an_affinity_for_the_node():
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("text", "escaped"),
     [
         pytest.param("plain", "plain", id="nothing to escape"),
         pytest.param("$HOME", "$$HOME", id="a variable"),
-        pytest.param("$(HOME)", "$$(HOME)", id="a variable as Kubernetes spells it"),
-        pytest.param("$$", "$$$$", id="twice already"),
-        pytest.param("100%s `id` \\ \"'\n é", "100%s `id` \\ \"'\n é", id="what shells would read"),
+        pytest.param("$(HOME)", "$$(HOME)", id="a variable of Kubernetes"),
+        pytest.param("$$", "$$$$", id="escaped already"),
+        pytest.param("100%s `id` \\ \"'\n é", "100%s `id` \\ \"'\n é", id="shell syntax"),
     ],
 )
-def test_arguments_and_values_reach_the_program_unchanged(given, sent):
-    pod = a_pod(command=("echo", given), env={"TEXT": given})
-    assert container_of(pod)["command"] == ["echo", sent]
-    assert env_of(pod)["TEXT"] == sent
+def test_arguments_and_values_reach_the_program_unchanged(text, escaped):
+    pod = a_pod(command=("echo", text), env={"TEXT": text})
+    assert container_of(pod)["command"] == ["echo", escaped]
+    assert env_of(pod)["TEXT"] == escaped
 
 
 def test_a_job_cannot_override_the_variables_of_hodei():
-    env = env_of(a_pod(env={"HODEI_RANK": "99", "MINE": "yes"}, project="ml", run={"node": "n7"}))
+    env = env_of(a_pod(env={"HODEI_RANK": "99", "OWN": "yes"}, project="ml", run={"node": "n7"}))
     assert (env["HODEI_RUN_ID"], env["HODEI_JOB_ID"], env["HODEI_RANK"], env["HODEI_NODE"]) == ("7.0.1", "7", "0", "n7")
-    assert (env["HODEI_PROJECT"], env["MINE"]) == ("ml", "yes")
+    assert (env["HODEI_PROJECT"], env["OWN"]) == ("ml", "yes")
 
 
 def test_device_numbers_are_left_to_the_kubelet():
@@ -99,21 +99,23 @@ def test_device_numbers_are_left_to_the_kubelet():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         pytest.param({"image": ""}, "names no image", id="no image"),
         pytest.param({"command": ("echo", "a\0b")}, "NUL", id="a NUL in the command"),
-        pytest.param({"env": {"A=B": "hush"}}, "'A=B' cannot be set", id="no name of a variable"),
-        pytest.param({"env": {"A": "hush\0"}}, "'A' cannot be set", id="a NUL in a value"),
+        pytest.param({"env": {"A=B": "hidden"}}, "'A=B' cannot be set", id="an invalid name of a variable"),
+        pytest.param({"env": {"A": "hidden\0"}}, "'A' cannot be set", id="a NUL in a value"),
         pytest.param({"workdir": "here"}, "not an absolute path", id="a relative directory"),
-        pytest.param({"command": ("x" * 200_000,)}, "the system takes", id="a word too long for any kernel"),
+        pytest.param(
+            {"command": ("x" * 200_000,)}, "the system takes", id="an argument beyond the limit of the kernel"
+        ),
         pytest.param({"run": {"grant": Grant(gpus=((0, 500),))}}, "whole GPUs", id="half a GPU"),
     ],
 )
-def test_an_impossible_order_is_refused_without_a_request(fields, said):
-    with pytest.raises(BackendRefused, match=said) as refusal:
+def test_an_impossible_order_is_refused_without_a_request(fields, message):
+    with pytest.raises(BackendRefused, match=message) as refusal:
         a_pod(**fields)
-    assert "hush" not in f"{refusal.value.message}{refusal.value.hint}"
+    assert "hidden" not in f"{refusal.value.message}{refusal.value.hint}"
 
 
 def test_amounts_use_the_units_of_kubernetes():
@@ -128,7 +130,7 @@ def test_amounts_use_the_units_of_kubernetes():
     }  # fmt: skip
 
 
-def test_the_longest_names_still_fit():
+def test_long_names_are_valid_and_distinct():
     names = [pod_name("i" * 300, run) for run in ("1.0.1", "9" * 18 + ".100000.100000", "X" * 200, "a..b-")]
     assert all(POD_NAME.fullmatch(name) for name in names), names
     assert len(set(names)) == len(names)
@@ -142,12 +144,12 @@ def test_two_installations_in_one_namespace_have_different_pod_names():
 @pytest.mark.parametrize(
     "text", ["", "plain", "a.b-c_d", "-begins", "ends-", "x" * 64, "with space", "é", "a/b", "\n"], ids=repr
 )
-def test_label_values_always_fit_and_differ(text):
+def test_label_values_are_valid_and_distinct(text):
     assert LABEL_VALUE.fullmatch(label_value(text))
     assert label_value(text) != label_value(text + "!")
 
 
-def test_labels_of_jobs_and_of_the_operator_are_on_the_pod_and_ours_cannot_be_forged():
+def test_a_pod_has_the_labels_of_its_job_and_of_the_operator_and_those_of_hodei_cannot_be_forged():
     labels = a_pod(
         Settings(pod_labels={"cost-centre": "42", "app": "x"}),
         labels={"team": "ml", "example.com/tier": "gold", "hodei.io/run": "99.9.9"},
@@ -159,16 +161,16 @@ def test_labels_of_jobs_and_of_the_operator_are_on_the_pod_and_ours_cannot_be_fo
 
 
 def test_jobs_set_only_annotations_that_the_operator_allows():
-    notes = {"example.com/a": "1", "example.com/b": "2", "sidecar.io/inject": "true", "hodei.io/end": "{}"}
-    settings = Settings(allow_annotations=("example.com/", "other"), pod_annotations={"by": "us"})
-    assert a_pod(settings, annotations=notes)["metadata"]["annotations"] == {
-        "example.com/a": "1", "example.com/b": "2", "by": "us", "hodei.io/job-name": "train",
+    annotations = {"example.com/a": "1", "example.com/b": "2", "sidecar.io/inject": "true", "hodei.io/end": "{}"}
+    settings = Settings(allow_annotations=("example.com/", "other"), pod_annotations={"by": "operator"})
+    assert a_pod(settings, annotations=annotations)["metadata"]["annotations"] == {
+        "example.com/a": "1", "example.com/b": "2", "by": "operator", "hodei.io/job-name": "train",
     }  # fmt: skip
 
 
 def test_tolerations_are_passed_on():
-    given = (Toleration("gpu", "Exists"), Toleration("a", "Equal", "b", "NoExecute", seconds=30))
-    assert a_pod(tolerations=given)["spec"]["tolerations"] == [
+    tolerations = (Toleration("gpu", "Exists"), Toleration("a", "Equal", "b", "NoExecute", seconds=30))
+    assert a_pod(tolerations=tolerations)["spec"]["tolerations"] == [
         {"key": "gpu", "operator": "Exists"},
         {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 30},
     ]
@@ -186,14 +188,14 @@ def test_ports_are_those_of_the_node():
     ("fields", "path"),
     [
         pytest.param({"namespace": ""}, "backends.prod.namespace", id="no namespace"),
-        pytest.param({"namespace": "../kube-system"}, "backends.prod.namespace", id="no name of a namespace"),
-        pytest.param({"node_prefix": "A b"}, "backends.prod.node_prefix", id="no beginning of a name"),
-        pytest.param({"pull_patience": "soon"}, "backends.prod.pull_patience", id="no duration"),
+        pytest.param({"namespace": "../kube-system"}, "backends.prod.namespace", id="an invalid namespace"),
+        pytest.param({"node_prefix": "A b"}, "backends.prod.node_prefix", id="an invalid prefix"),
+        pytest.param({"pull_patience": "soon"}, "backends.prod.pull_patience", id="an invalid duration"),
         pytest.param({"gpu": ""}, "backends.prod.gpu", id="a GPU without a name"),
-        pytest.param({"allow_annotations": ("hodei.io/",)}, "backends.prod.pod_labels", id="our own annotations"),
+        pytest.param({"allow_annotations": ("hodei.io/",)}, "backends.prod.pod_labels", id="annotations of hodei"),
     ],
 )
-def test_a_wrong_setting_is_named(fields, path):
+def test_an_invalid_setting_is_named(fields, path):
     with pytest.raises(InvalidInput) as refusal:
         check("prod", structs.replace(Settings(), **fields))
     assert refusal.value.problems[0][0] == path
@@ -245,6 +247,6 @@ def test_a_job_with_checkpoints_gets_a_writable_checkpoint_file():
     assert env_of(pod)["HODEI_CHECKPOINT_FILE"] == "/run/hodei/checkpoint"
     (mount,), (volume,) = container_of(pod)["volumeMounts"], pod["spec"]["volumes"]
     assert (mount["mountPath"], mount["name"], volume["emptyDir"]) == ("/run/hodei", volume["name"], {})
-    own = a_pod(checkpoint=Checkpoint(signal="USR1", file="mine"), workdir="/data")
-    assert env_of(own)["HODEI_CHECKPOINT_FILE"] == "/data/mine"
+    own = a_pod(checkpoint=Checkpoint(signal="USR1", file="own"), workdir="/data")
+    assert env_of(own)["HODEI_CHECKPOINT_FILE"] == "/data/own"
     assert "volumes" not in own["spec"]

@@ -1,4 +1,4 @@
-"""Refusals of the API: permanent, temporary or in doubt; and no flood of requests to an API that does not answer."""
+"""Refusals of the API: permanent, temporary or in doubt; and few requests to an API that does not answer."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "kind"),
+    ("status", "message", "kind"),
     [
-        pytest.param(422, "Invalid value", BackendRefused, id="not a pod"),
-        pytest.param(400, "cannot be handled as a Pod", BackendRefused, id="not even an object"),
+        pytest.param(422, "Invalid value", BackendRefused, id="an invalid pod"),
+        pytest.param(400, "cannot be handled as a Pod", BackendRefused, id="an invalid object"),
         pytest.param(413, "Request entity too large", BackendRefused, id="too large"),
         pytest.param(500, "etcdserver: request is too large", BackendRefused, id="too large for etcd"),
-        pytest.param(403, 'violates PodSecurity "restricted:latest"', BackendRefused, id="against the rules"),
+        pytest.param(403, 'violates PodSecurity "restricted:latest"', BackendRefused, id="against pod security"),
         pytest.param(403, "maximum cpu usage per Container is 1", BackendRefused, id="over a limit range"),
         pytest.param(403, "exceeded quota: small", BackendError, id="a full quota"),
-        pytest.param(403, 'User "x" cannot create resource "pods"', BackendError, id="a right that is missing"),
-        pytest.param(403, "forbidden because it is being terminated", BackendError, id="a namespace that goes"),
+        pytest.param(403, 'User "x" cannot create resource "pods"', BackendError, id="a missing right"),
+        pytest.param(403, "forbidden because it is being terminated", BackendError, id="a terminating namespace"),
         pytest.param(404, 'namespaces "x" not found', BackendError, id="no such namespace"),
-        pytest.param(401, "Unauthorized", BackendError, id="a token that ran out"),
-        pytest.param(429, "too many requests", BackendError, id="too many at once"),
-        pytest.param(504, "Timeout", InDoubt, id="not done in time, perhaps"),
-        pytest.param(500, "etcdserver: request timed out", InDoubt, id="etcd did not answer in time"),
+        pytest.param(401, "Unauthorized", BackendError, id="an expired token"),
+        pytest.param(429, "too many requests", BackendError, id="too many requests"),
+        pytest.param(504, "Timeout", InDoubt, id="a timeout"),
+        pytest.param(500, "etcdserver: request timed out", InDoubt, id="a timeout of etcd"),
     ],
 )
-def test_a_refusal_is_permanent_temporary_or_in_doubt(status, said, kind):
-    assert type(classify_refusal(ApiError(status, "", said))) is kind
+def test_a_refusal_is_permanent_temporary_or_in_doubt(status, message, kind):
+    assert type(classify_refusal(ApiError(status, "", message))) is kind
 
 
 def test_a_request_is_not_reached_only_if_it_was_not_sent():
@@ -42,14 +42,14 @@ def test_a_request_is_not_reached_only_if_it_was_not_sent():
     assert (sent.error.code, unsent.error.code) == ("BACKEND_ERROR", NOT_REACHED)
 
 
-def test_no_work_is_begun_after_the_first_failure():
-    begun: list[int] = []
+def test_no_request_is_started_after_the_first_failure():
+    started: list[int] = []
 
     async def work(number: int) -> None:
-        begun.append(number)
+        started.append(number)
         await asyncio.sleep(0)
-        raise BackendError("gone")
+        raise BackendError("unreachable")
 
     with pytest.raises(BackendError):
         asyncio.run(run_limited(range(1000), work))
-    assert len(begun) <= 32
+    assert len(started) <= 32

@@ -1,4 +1,4 @@
-"""The result of a start of which some requests were sent and some were not. With a fake API; for a real one see
+"""Starts whose requests were only partly sent, with a fake API; a real one is in
 tests/real/kubernetes/test_backend_unknown_outcome.py."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Clock:
         return 1000
 
 
-class Api:
+class FakeApi:
     """Answers by the number of the job."""
 
     def __init__(self, **answers: Exception | None) -> None:
@@ -36,7 +36,7 @@ class Api:
             raise answer
 
 
-def an(order: Start) -> Start:
+def placed(order: Start) -> Start:
     return structs.replace(order, run=structs.replace(order.run, placed_ms=2000))
 
 
@@ -54,11 +54,11 @@ CUT = InDoubt(BackendError("no answer"))
     ],
 )
 def test_a_start_is_not_reached_only_if_no_request_was_sent(tmp_path: Path, answers, code):
-    async def story() -> None:
+    async def scenario() -> None:
         backend = KubernetesBackend("prod", Settings(image="busybox"), BackendContext("test", 1, tmp_path, Clock()))
-        backend._pods = Api(**answers)  # type: ignore[assignment]
+        backend._pods = FakeApi(**answers)  # type: ignore[assignment]
         with pytest.raises(BackendError) as failure:
-            await backend.start([an(an_order(1)), an(an_order(2))])
+            await backend.start([placed(an_order(1)), placed(an_order(2))])
         assert failure.value.code == code
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -23,7 +23,7 @@ from hodei.model.outcome import StopReason
     ("grant", "cpus", "env"),
     [
         pytest.param(None, (0, 1), {"HODEI_CPUS": "0,1"}, id="cores of the node"),
-        pytest.param(Grant(cpus=(3,)), (3,), {"HODEI_CPUS": "3"}, id="cores of its own"),
+        pytest.param(Grant(cpus=(3,)), (3,), {"HODEI_CPUS": "3"}, id="granted cores"),
         pytest.param(
             Grant(gpus=((1, 1000), (0, 1000))),
             (0, 1),
@@ -34,13 +34,13 @@ from hodei.model.outcome import StopReason
             Grant(gpus=((2, 500),)),
             (0, 1),
             {"HODEI_CPUS": "0,1", "HODEI_GPUS": "2", "CUDA_VISIBLE_DEVICES": "2", "HODEI_GPU_MILLI": "500"},
-            id="a part of one",
+            id="a fraction of one",
         ),
         pytest.param(
             Grant(gpus=((2, 1000), (2, 500))),
             (0, 1),
             {"HODEI_CPUS": "0,1", "HODEI_GPUS": "2", "CUDA_VISIBLE_DEVICES": "2", "HODEI_GPU_MILLI": "500"},
-            id="one promised more than once",
+            id="one granted twice",
         ),
     ],
 )
@@ -77,9 +77,9 @@ def test_an_elastic_gang_gets_its_minimum_and_maximum_size():
 @pytest.mark.parametrize(
     ("checkpoint", "watched"),
     [
-        pytest.param(Checkpoint(), None, id="nothing is said"),
-        pytest.param(Checkpoint(signal="USR1"), "", id="no file is named"),
-        pytest.param(Checkpoint(file="/srv/x"), "/srv/x", id="a file is named"),
+        pytest.param(Checkpoint(), None, id="none"),
+        pytest.param(Checkpoint(signal="USR1"), "", id="no file"),
+        pytest.param(Checkpoint(file="/srv/x"), "/srv/x", id="a file"),
     ],
 )
 def test_only_jobs_with_checkpoints_have_a_checkpoint_file(checkpoint, watched):
@@ -99,7 +99,7 @@ def test_only_jobs_with_checkpoints_have_a_checkpoint_file(checkpoint, watched):
         ),
     ],
 )
-def test_a_stop_carries_its_hook_if_it_has_one(checkpoint, hook):
+def test_a_stop_contains_its_hook(checkpoint, hook):
     assert stop_order(Stop("1.0.1", "local", 5, StopReason("cancelled", "why"), checkpoint)).get("checkpoint") == hook
 
 

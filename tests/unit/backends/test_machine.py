@@ -29,8 +29,8 @@ def test_limits_of_parent_cgroups_are_respected(tmp_path, monkeypatch):
 
 
 def test_the_host_name_is_a_valid_name(monkeypatch):
-    for given, expected in (("My_Host.local", "my-host.local"), ("---", "local"), ("a" * 80, "a" * 63)):
-        monkeypatch.setattr(facts.socket, "gethostname", lambda given=given: given)
+    for name, expected in (("My_Host.local", "my-host.local"), ("---", "local"), ("a" * 80, "a" * 63)):
+        monkeypatch.setattr(facts.socket, "gethostname", lambda name=name: name)
         assert machine.hostname() == expected
         assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", machine.hostname())
 
@@ -38,16 +38,18 @@ def test_the_host_name_is_a_valid_name(monkeypatch):
 @pytest.mark.parametrize(
     ("lists", "expected"),
     [
-        pytest.param({"node0": "0-3,8-11", "node1": "4-7,12-15"}, [(0, 1, 8), (4,)], id="two sockets, some cores ours"),
-        pytest.param({"node10": "4-7", "node2": "0-3,8"}, [(0, 1, 8), (4,)], id="in the order of their numbers"),
+        pytest.param(
+            {"node0": "0-3,8-11", "node1": "4-7,12-15"}, [(0, 1, 8), (4,)], id="two sockets, some cores usable"
+        ),
+        pytest.param({"node10": "4-7", "node2": "0-3,8"}, [(0, 1, 8), (4,)], id="in numeric order"),
         pytest.param({"node0": "0-15", "node1": ""}, [(0, 1, 4, 8)], id="memory without cores"),
-        pytest.param({"node0": "12-15", "node1": "0-8"}, [(0, 1, 4, 8)], id="none of one is ours"),
-        pytest.param({}, [(0, 1, 4, 8)], id="nothing is said"),
-        pytest.param({"node0": "0-1"}, [(0, 1, 4, 8)], id="some of ours are nowhere"),
-        pytest.param({"node0": "nonsense,1-x,"}, [(0, 1, 4, 8)], id="nonsense is said"),
+        pytest.param({"node0": "12-15", "node1": "0-8"}, [(0, 1, 4, 8)], id="no usable core in one"),
+        pytest.param({}, [(0, 1, 4, 8)], id="no information"),
+        pytest.param({"node0": "0-1"}, [(0, 1, 4, 8)], id="usable cores without a socket"),
+        pytest.param({"node0": "nonsense,1-x,"}, [(0, 1, 4, 8)], id="malformed"),
     ],
 )
-def test_sockets_are_numa_nodes_with_the_cores_that_we_may_use(tmp_path, monkeypatch, lists, expected):
+def test_sockets_are_numa_nodes_with_the_usable_cores(tmp_path, monkeypatch, lists, expected):
     monkeypatch.setattr(facts.os, "sched_getaffinity", lambda _: {0, 1, 4, 8})
     for name, text in lists.items():
         (tmp_path / name).mkdir()

@@ -33,7 +33,7 @@ def sample(name: str) -> dict:
     return json.loads(text[text.find("{") : text.rfind("}") + 1])
 
 
-def the_job(name: str):
+def sample_status(name: str):
     ((number, job),) = sample(name)["Jobs"].items()
     return job_status(number, job)
 
@@ -51,16 +51,16 @@ def the_job(name: str):
     ],
 )
 def test_recorded_jobs_have_a_phase_and_an_exit_code(name, phase, code, reason_code):
-    status = the_job(name)
+    status = sample_status(name)
     assert (status.phase, status.exit_code, status.reason_code) == (phase, code, reason_code)
 
 
 def test_a_job_that_can_never_run_is_pending_with_the_reason_of_pbs():
-    assert the_job("qstat-toobig.txt").reason.startswith("Can Never Run: Insufficient amount of resource: ncpus")
+    assert sample_status("qstat-toobig.txt").reason.startswith("Can Never Run: Insufficient amount of resource: ncpus")
 
 
 @pytest.mark.parametrize(
-    ("status", "comment", "answer"),
+    ("status", "comment", "expected"),
     [
         (0, "Job run and finished", (0, "")),
         (271, "Job run at ... and terminated by root@vm", (143, "killed")),
@@ -76,16 +76,16 @@ def test_a_job_that_can_never_run_is_pending_with_the_reason_of_pbs():
         (None, "", (None, "killed")),
     ],
 )
-def test_exit_statuses_are_signals_limits_or_actions_of_pbs(status, comment, answer):
-    assert parse_exit(status, comment)[:2] == answer
+def test_exit_statuses_are_signals_limits_or_actions_of_pbs(status, comment, expected):
+    assert parse_exit(status, comment)[:2] == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "expected"),
     [("4592kb", 4592 << 10), ("4gb", 4 << 30), ("0b", 0), ("500mb", 500 << 20), ("2w", 16), ("x", 0)],
 )
-def test_sizes_have_units(text, answer):
-    assert parse_size(text) == answer
+def test_sizes_have_units(text, expected):
+    assert parse_size(text) == expected
 
 
 def test_times_have_the_format_of_ctime():
@@ -93,17 +93,17 @@ def test_times_have_the_format_of_ctime():
     assert parse_time("") == parse_time(None) == parse_time("Unknown") == 0
 
 
-def test_vnodes_that_only_stand_for_their_host_are_left_out():
+def test_vnodes_that_represent_only_their_host_are_left_out():
     nodes = json.loads((SAMPLES / "pbsnodes-av.json").read_text())["nodes"]
     queues = sample("qstat-Qf.txt")["Queue"]
-    whole = parse_cluster(nodes, queues, "workq")
-    assert [node.name for node in whole.nodes] == ["vm[0]", "vm[1]", "vm[2]"]
-    assert whole.nodes[0].capacity == {"cpu": 4000, "memory": 4 << 30, "gpu": 2000}
-    assert [(queue.name, queue.open, queue.default) for queue in whole.partitions] == [
+    cluster = parse_cluster(nodes, queues, "workq")
+    assert [node.name for node in cluster.nodes] == ["vm[0]", "vm[1]", "vm[2]"]
+    assert cluster.nodes[0].capacity == {"cpu": 4000, "memory": 4 << 30, "gpu": 2000}
+    assert [(queue.name, queue.open, queue.default) for queue in cluster.partitions] == [
         ("workq", True, True),
         ("express", True, False),
     ]
-    assert whole.partitions[0].largest == {"cpu": 8000, "memory": 8 << 30, "gpu": 2000}
+    assert cluster.partitions[0].largest == {"cpu": 8000, "memory": 8 << 30, "gpu": 2000}
 
 
 @pytest.mark.parametrize(("state", "ready", "cordoned"), [("free", True, False), ("job-busy", True, False), ("down", False, False), ("offline", True, True), ("down,offline", False, True)])  # fmt: skip
@@ -113,7 +113,7 @@ def test_vnode_states_map_to_ready_and_cordoned(state, ready, cordoned):
     assert (node.ready, node.cordoned) == (ready, cordoned)
 
 
-def test_output_may_have_text_before_it_and_no_jobs_in_it():
+def test_output_may_have_a_prefix_and_no_jobs():
     raw = (SAMPLES / "qstat-finished-nox.txt").read_bytes()
     found = parse_json("qstat", CommandResult(35, raw[: raw.rfind(b"}") + 1], b""))
     assert found["pbs_server"] == "vm"
@@ -138,7 +138,7 @@ def test_the_login_shell_is_replaced_by_the_script(tmp_path):
     submission = a_submission(str(tmp_path / "1.0.1.sh"))
     write_script(submission)
     assert (tmp_path / "1.0.1.sh").stat().st_mode & 0o777 == 0o600
-    (tmp_path / ".bash_profile").write_text("exit() { echo astray; }; export FROM_PROFILE=1; echo profile\n")
+    (tmp_path / ".bash_profile").write_text("exit() { echo wrong; }; export FROM_PROFILE=1; echo profile\n")
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     command = qsub_command(submission, requeue=False)
     done = subprocess.run(command[command.index("--") + 1 :], env=env, capture_output=True, timeout=30, check=False)
@@ -148,9 +148,9 @@ def test_the_login_shell_is_replaced_by_the_script(tmp_path):
     assert error.value.code == NOT_REACHED
 
 
-@pytest.mark.parametrize(("name", "answer"), [("a name", "a_name"), ("--x", "x"), ("$(id)", "id_"), ("", "hodei")])
-def test_names_are_valid_in_pbs(name, answer):
-    assert pbs_name(name) == answer
+@pytest.mark.parametrize(("name", "expected"), [("a name", "a_name"), ("--x", "x"), ("$(id)", "id_"), ("", "hodei")])
+def test_names_are_valid_in_pbs(name, expected):
+    assert pbs_name(name) == expected
 
 
 class FakeCommands:
@@ -162,7 +162,7 @@ class FakeCommands:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "error", "name"),
+    ("code", "stderr", "error", "name"),
     [
         (None, "qsub did not answer within 25 s", OutcomeUnknown, IN_DOUBT),
         (-15, "", OutcomeUnknown, IN_DOUBT),
@@ -179,8 +179,8 @@ class FakeCommands:
         (187, "qsub: Unknown resource: x", BackendRefused, "BACKEND_REFUSED"),
     ],
 )
-def test_the_exit_code_of_qsub_decides_whether_the_outcome_is_known(tmp_path, code, said, error, name):
-    system = PbsCommands(FakeCommands(CommandResult(code, said.encode() if code == 0 else b"", said.encode())))
+def test_the_exit_code_of_qsub_decides_whether_the_outcome_is_known(tmp_path, code, stderr, error, name):
+    system = PbsCommands(FakeCommands(CommandResult(code, stderr.encode() if code == 0 else b"", stderr.encode())))
     with pytest.raises(error) as raised:
         asyncio.run(system.submit(a_submission(str(tmp_path / "1.0.1.sh"))))
     assert (type(raised.value), raised.value.code) == (error, name)
@@ -201,16 +201,16 @@ def test_each_exit_status_of_pbs_has_a_reason_code(reason_code, statuses):
 
 
 def a_queue(name: str, **queues):
-    usual = {"queue_type": "Execution", "enabled": "True", "started": "True"}
+    defaults = {"queue_type": "Execution", "enabled": "True", "started": "True"}
     nodes = {"a": {"Mom": "vm", "state": "free", "resources_available": {"ncpus": 4, "mem": "1gb"}}}
-    whole = parse_cluster(nodes, {queue: {**usual, **fields} for queue, fields in queues.items()})
-    return next(queue for queue in whole.partitions if queue.name == name)
+    cluster = parse_cluster(nodes, {queue: {**defaults, **fields} for queue, fields in queues.items()})
+    return next(queue for queue in cluster.partitions if queue.name == name)
 
 
 def test_a_routing_queue_has_the_longest_time_limit_of_its_destinations():
     hour, day = {"resources_max": {"walltime": "01:00:00"}}, {"resources_max": {"walltime": "24:00:00"}}
     route = {"queue_type": "Route", "route_destinations": "short,inner"}
-    inner = {"queue_type": "Route", "route_destinations": ["long", "r"]}  # in a ring, and as a list
+    inner = {"queue_type": "Route", "route_destinations": ["long", "r"]}  # a cycle, given as a list
     queue = a_queue("r", r=route, inner=inner, short=hour, long={**day, "from_route_only": "True"})
     assert (queue.open, queue.usable, queue.max_minutes) == (True, True, 24 * 60)
     assert a_queue("r", r=route, inner=inner, short=hour, long={}).max_minutes == 0

@@ -15,32 +15,32 @@ from hodei.model.errors import InvalidInput
 from hodei.model.node import Location
 from unit.runtime.harness import FakeClock
 
-HOUSE = BackendContext("here", 1, Path("/nowhere"), FakeClock())
+CONTEXT = BackendContext("test", 1, Path("/nowhere"), FakeClock())
 
 
 @pytest.mark.parametrize(
-    ("table", "words"),
+    ("table", "message"),
     [
         pytest.param({}, "backends.b.kind: the table has no kind", id="no kind"),
-        pytest.param({"kind": "locl"}, "no kind 'locl' (did you mean 'local'?)", id="a kind nobody knows"),
-        pytest.param({"kind": 3}, "backends.b.kind", id="a kind that is no word"),
+        pytest.param({"kind": "locl"}, "no kind 'locl' (did you mean 'local'?)", id="an unknown kind"),
+        pytest.param({"kind": 3}, "backends.b.kind", id="a kind of the wrong type"),
         pytest.param({"kind": "instant", "nods": 3}, "no key 'nods' (did you mean 'nodes'?)", id="an unknown key"),
         pytest.param({"kind": "local", "regoin": "eu"}, "(did you mean 'region'?)", id="a common key, misspelt"),
         pytest.param({"kind": "instant", "nodes": "many"}, "Expected `int`", id="a value of the wrong type"),
-        pytest.param({"kind": "local", "cost": -1}, "backends.b.cost", id="a cost below nothing"),
+        pytest.param({"kind": "local", "cost": -1}, "backends.b.cost", id="a negative cost"),
         pytest.param({"kind": "local", "enabled": "yes"}, "enabled", id="a common key of the wrong type"),
     ],
 )
-def test_a_wrong_table_is_refused_with_the_path_of_its_key(table, words):
+def test_an_invalid_table_is_refused_with_the_path_of_its_key(table, message):
     with pytest.raises(InvalidInput) as error:
         settings_of("b", table)
-    assert words in error.value.message
+    assert message in error.value.message
     assert error.value.hint
 
 
-def test_a_backend_is_made_from_its_table():
-    made = make_backend("fast", {"kind": "instant", "nodes": 3, "region": "eu"}, HOUSE)
-    assert (made.name, made.kind) == ("fast", "instant")
+def test_a_backend_is_created_from_its_table():
+    backend = make_backend("fast", {"kind": "instant", "nodes": 3, "region": "eu"}, CONTEXT)
+    assert (backend.name, backend.kind) == ("fast", "instant")
 
 
 def test_a_missing_library_breaks_only_its_own_kind(monkeypatch):

@@ -68,7 +68,7 @@ def test_a_job_cancelled_before_its_start_has_no_exit_code():
     assert job_status(job="1", mark="m", state="CANCELLED", code="0").exit_code is None
 
 
-def test_columns_of_squeue_are_cut_by_width_so_that_no_value_is_taken_for_another():
+def test_columns_of_squeue_are_cut_by_width():
     line = (
         f"{'7':14}{'N/A':14}{'PENDING':24}{'(Nodes required for job are DOWN, DRAINED)':80}{'0':14}{'1794810068':24}{'N/A':24}"
         f"{'N/A':24}{'hodei:i:hpc:1.0.1':200}"
@@ -112,11 +112,11 @@ def test_commands_and_rest_give_the_same_nodes():
         rest_partition(fields) for fields in json.loads((SAMPLES / "rest-partitions.json").read_text())["partitions"]
     ]
     assert cluster(by_command, partitions) == cluster(by_rest, partitions)
-    whole = cluster(by_rest, partitions)
-    main = next(partition for partition in whole.partitions if partition.name == "main")
+    parsed = cluster(by_rest, partitions)
+    main = next(partition for partition in parsed.partitions if partition.name == "main")
     assert (main.nodes, main.default, main.max_minutes) == (("n1", "n2", "n3", "n4"), True, 0)
     assert main.largest == {"cpu": 8000, "memory": 8000 << 20, "gpu": 2000}
-    assert whole.nodes[0].labels == {"slurm.hodei.io/feature-gpu": "true", "slurm.hodei.io/feature-fast": "true"}
+    assert parsed.nodes[0].labels == {"slurm.hodei.io/feature-gpu": "true", "slurm.hodei.io/feature-fast": "true"}
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_generic_resources_are_counted(text, amounts, kind):
     assert parse_gres(text) == (amounts, kind)
 
 
-@pytest.mark.parametrize(("text", "answer"), [("UNLIMITED", 0), ("01:00:00", 60), ("1-02:30:00", 1590), ("", 0)])
-def test_time_limits_are_in_minutes(text, answer):
-    assert parse_partition(f"PartitionName=main State=UP MaxTime={text}").max_minutes == answer
+@pytest.mark.parametrize(("text", "expected"), [("UNLIMITED", 0), ("01:00:00", 60), ("1-02:30:00", 1590), ("", 0)])
+def test_time_limits_are_in_minutes(text, expected):
+    assert parse_partition(f"PartitionName=main State=UP MaxTime={text}").max_minutes == expected
 
 
 def test_jobs_of_slurmrestd_are_parsed():
@@ -200,7 +200,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "error", "name"),
+    ("code", "stderr", "error", "name"),
     [
         (None, "sbatch did not answer within 25 s", OutcomeUnknown, IN_DOUBT),
         (-15, "", OutcomeUnknown, IN_DOUBT),
@@ -213,9 +213,9 @@ FAILED = "sbatch: error: Batch job submission failed: "
         (1, f"{FAILED}Invalid partition name specified", BackendRefused, "BACKEND_REFUSED"),
     ],
 )
-def test_the_error_of_sbatch_decides_whether_the_outcome_is_known(code, said, error, name):
+def test_the_error_of_sbatch_decides_whether_the_outcome_is_known(code, stderr, error, name):
     with pytest.raises(error) as raised:
-        asyncio.run(SlurmCommands(FakeCommands(CommandResult(code, b"", said.encode()))).submit(SUBMISSION))
+        asyncio.run(SlurmCommands(FakeCommands(CommandResult(code, b"", stderr.encode()))).submit(SUBMISSION))
     assert (type(raised.value), raised.value.code) == (error, name)
 
 
