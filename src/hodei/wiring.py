@@ -79,6 +79,10 @@ def make_controller(
     config: SchedulingConfig, last_event: int = 0, *, trusted: Collection[str] | None = None
 ) -> Controller:
     """`trusted`: the only plugins besides the built-in ones that it may ever load; None for any."""
+
+    def rebuild(scheduling: SchedulingConfig) -> Controller:  # a function: clones share it, a partial would be copied
+        return make_controller(scheduling, trusted=trusted)
+
     retry = Backoff(
         parse_duration_ms(config.retry.base),
         config.retry.factor,
@@ -88,7 +92,7 @@ def make_controller(
     # With a fallback profile, one broken profile does not keep the server from starting.
     broken: dict[str, str] = {}
     profiles = build_profiles(config, broken if config.unavailable_profile == "fallback" else None, trusted=trusted)
-    controller = Controller(
+    return Controller(
         profiles,
         retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses, gang_factor=config.retry.gang_factor),
         admission=AdmissionPolicy(config.admission.oversized, config.admission.max_members),
@@ -104,13 +108,8 @@ def make_controller(
         profile_router=build_router(config, profiles, broken),
         last_event=last_event,
         max_tries=batch_of(config.parallel_scheduling),
+        rebuild=rebuild,
     )
-
-    def rebuild(scheduling: SchedulingConfig) -> Controller:  # a function: clones share it, a partial would be copied
-        return make_controller(scheduling, trusted=trusted)
-
-    controller.rebuild = rebuild  # for `Reconfigured`, also in a replay
-    return controller
 
 
 def trial_controller(policy: SchedulingConfig, live: SchedulingConfig) -> Controller:

@@ -83,7 +83,7 @@ class Step(Struct):
 
 
 class Controller:
-    """`rebuild`: builds a controller from other settings, for a change of the configuration."""
+    """`rebuild`: builds a controller from other settings, for `Reconfigured`."""
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Controller:
         accounts: AccountsPolicy | None = None,
         last_event: int = 0,
         max_tries: int = 5000,
+        rebuild: Callable[[SchedulingConfig], Controller] | None = None,
     ) -> None:
         self.retry = retry = retry or RetryPolicy()
         self.estimator: Estimator = estimator or UserEstimates()
@@ -131,7 +132,7 @@ class Controller:
         self.reservation_audit = StartReservationAudit(cluster)
         self.reservations = Reservations(cluster, ReservationWindows(cluster, lifecycle))
         self._overruns = OverrunEnforcement(cluster, lifecycle, self.queues)
-        self.rebuild: Callable[[SchedulingConfig], Controller] | None = None
+        self.rebuild = rebuild
         self.beat_ms = 0
         self._max_tries = max_tries
         # Gangs of queues that a new configuration has replaced.

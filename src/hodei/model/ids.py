@@ -18,3 +18,9 @@ def run_id(job: JobId, member: int, attempt: int) -> RunId:
 
 def job_of(run: RunId) -> JobId:
     return int(run.split(".", 1)[0])
+
+
+def parse_run_id(run: RunId) -> tuple[JobId, int, int]:
+    """Job, member and attempt; ValueError for an id of another form."""
+    job, member, attempt = map(int, run.split("."))
+    return job, member, attempt

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from hodei.control.state import ClusterState
 from hodei.model.audit import command_text
 from hodei.model.backend import ExecResult, NodeUsage
-from hodei.model.effects import SaveValue, Stop
+from hodei.model.effects import Act, NodeAct, SaveValue, Stop
 from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound, did_you_mean
 from hodei.model.explanation import BackendQueueEntry, Explanation
 from hodei.model.facts import EventNoted
@@ -31,6 +31,7 @@ from hodei.model.resources import format_time, scale_of
 from hodei.ports import Backend, Store
 from hodei.runtime.binder import Binder
 from hodei.runtime.metrics import MAX_NODES
+from hodei.runtime.node_orders import NodeOrders
 from hodei.runtime.watcher import CALL_TIMEOUT_S, DISABLED, UNHEALTHY, Block, HealthMonitor, HealthPolicy, Watcher
 
 if TYPE_CHECKING:
@@ -178,10 +179,17 @@ class BackendStatus(Struct, frozen=True):
 
 class _ManagedBackend:
     def __init__(
-        self, backend: Backend, table: Table, watcher: Watcher, health: HealthMonitor, queries: BackendQueries
+        self,
+        backend: Backend,
+        table: Table,
+        watcher: Watcher,
+        health: HealthMonitor,
+        queries: BackendQueries,
+        node_orders: NodeOrders,
     ) -> None:
         self.backend, self.table, self.watcher, self.health = backend, table, watcher, health
         self.queries = queries
+        self.node_orders = node_orders
         self.tasks: list[asyncio.Task[None]] = []
 
 
@@ -214,9 +222,14 @@ class BackendManager:
         if service.store.suspects:
             service.store.repair(service.clock.now_ms())
         self.backends: dict[str, Backend] = {}
-        self.binder = Binder(self.backends, service.clock, service.prometheus, service.loop.enqueue)
-        self.binder.on_failure = lambda name, text: self._managed[name].health.call_failed(text)
-        self.binder.on_success = lambda name: self._managed[name].health.call_succeeded()
+        self.binder = Binder(
+            self.backends,
+            service.clock,
+            service.prometheus,
+            service.loop.enqueue,
+            on_failure=lambda name, text: self._managed[name].health.call_failed(text),
+            on_success=lambda name: self._managed[name].health.call_succeeded(),
+        )
         for name, backend in backends.items():
             self._manage(backend, factory.tables.get(name, {}) if factory else {})
         for name, table in self.stored.added.items() if factory else ():
@@ -235,6 +248,7 @@ class BackendManager:
 
     def _manage(self, backend: Backend, table: Table) -> _ManagedBackend:
         service, name = self._service, backend.name
+        health = HealthMonitor(backend, service.clock, self._health, lambda: self._health_changed(name))
         watcher = Watcher(
             backend,
             service.controller.cluster,
@@ -246,15 +260,15 @@ class BackendManager:
             self._node_owners,
             self._factory.node_settings(table) if self._factory else lambda node: node,
             partial(self._find_orphans, name),
+            on_recovered=health.check_now,
         )
-        health = HealthMonitor(backend, service.clock, self._health, lambda: self._health_changed(name))
-        watcher.on_recovered = health.check_now
         queries = BackendQueries(
             backend,
             service.controller.cluster,
             lambda: watcher.up.is_set() and not watcher.last_error and not health.circuit.broken,
         )
-        managed = self._managed[name] = _ManagedBackend(backend, table, watcher, health, queries)
+        node_orders = NodeOrders(backend, service.loop.enqueue)
+        managed = self._managed[name] = _ManagedBackend(backend, table, watcher, health, queries, node_orders)
         self.backends[name] = backend
         self.binder.add(name)
         self._update_block(name)
@@ -286,6 +300,13 @@ class BackendManager:
             [Stop(run, self.orphans.pop(run), 10_000, StopReason("cancelled")) for run in self.orphans_of(job)]
         )
 
+    def act(self, acts: Sequence[Act]) -> None:
+        """What the controller orders."""
+        for act in acts:
+            if isinstance(act, NodeAct) and act.backend in self._managed:
+                self._managed[act.backend].node_orders.act(act)
+        self.binder.act([act for act in acts if not isinstance(act, NodeAct)])
+
     def start(self) -> None:
         self._started = True
         for managed in self._managed.values():
@@ -296,6 +317,8 @@ class BackendManager:
         loops = [self.binder.serve(name), managed.watcher.run()]
         if self._health.every_ms:
             loops.append(managed.health.run())
+        if managed.backend.capabilities.scales:
+            loops.append(managed.node_orders.serve())
         for loop in (*loops, *managed.queries.loops()):
             managed.tasks.append(asyncio.create_task(loop, name=f"backend {name}"))
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
 from hodei.control.lifecycle.runs import NOT_REACHED_RUN, START_FAILED
-from hodei.model.effects import Act, Forget, Start, Stop, TakeCheckpoint, WithdrawStop
+from hodei.model.effects import Forget, RunAct, Start, Stop, TakeCheckpoint, WithdrawStop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused, StaleEpoch
 from hodei.model.facts import Fact, RunObserved, StopWithdrawn
 from hodei.model.ids import RunId
@@ -52,17 +52,23 @@ async def start_gangs(backend: Backend, orders: Sequence[Start], in_doubt: Set[R
 
 class Binder:
     def __init__(
-        self, backends: Mapping[str, Backend], clock: Clock, metrics: Metrics, enqueue: Callable[[Sequence[Fact]], None]
+        self,
+        backends: Mapping[str, Backend],
+        clock: Clock,
+        metrics: Metrics,
+        enqueue: Callable[[Sequence[Fact]], None],
+        on_failure: Callable[[str, str], None] = lambda name, text: None,
+        on_success: Callable[[str], None] = lambda name: None,
     ) -> None:
+        """`on_failure` and `on_success`: a call of a backend failed, or succeeded after failures."""
         self._backends = backends
         # Why nothing may start on a backend, by its name.
         self.blocked: dict[str, str] = {}
-        self.on_failure: Callable[[str, str], None] = lambda name, text: None
-        self.on_success: Callable[[str], None] = lambda name: None
+        self._on_failure, self._on_success = on_failure, on_success
         self._clock = clock
         self._metrics = metrics
         self._enqueue = enqueue
-        self._acts: dict[str, list[Act]] = {name: [] for name in backends}
+        self._acts: dict[str, list[RunAct]] = {name: [] for name in backends}
         self._more = {name: asyncio.Event() for name in backends}
         self._failed: set[RunId] = set()
         # Starts that were sent, or may have been, without a definite answer. They are never returned to the queue.
@@ -70,12 +76,12 @@ class Binder:
         # Runs whose stop was sent, or may have been.
         self._stop_sent: set[RunId] = set()
 
-    def act_again(self, acts: Sequence[Act]) -> None:
+    def act_again(self, acts: Sequence[RunAct]) -> None:
         """Acts that this server or an earlier one may have sent before."""
         self._in_doubt.update(act.run.id for act in acts if isinstance(act, Start))
         self.act(acts)
 
-    def act(self, acts: Sequence[Act]) -> None:
+    def act(self, acts: Sequence[RunAct]) -> None:
         facts: list[Fact] = []
         for act in acts:
             if isinstance(act, WithdrawStop):
@@ -143,7 +149,7 @@ class Binder:
                 await self._carry_out(backend, acts)
                 if pause > 0.1:
                     pause = 0.1
-                    self.on_success(name)
+                    self._on_success(name)
                 if acts:
                     self._stop_sent -= _stopped(acts) & new_stops  # they wait for their starts
                     self._send_later(name, acts)
@@ -161,21 +167,21 @@ class Binder:
                     # What is still in `acts` did not arrive; stops that are no longer in it did.
                     self._stop_sent -= _stopped(acts) & new_stops
                 self._acts[name] = acts + self._acts[name]
-                self.on_failure(name, text)
+                self._on_failure(name, text)
                 if name in self.blocked:
                     self.block(name, self.blocked[name])
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 5.0)
                 self._more[name].set()
 
-    async def _carry_out(self, backend: Backend, acts: list[Act]) -> None:
+    async def _carry_out(self, backend: Backend, acts: list[RunAct]) -> None:
         """Removes what is done from `acts`. After a failure the rest is sent again; without one, it is in doubt."""
         starts = [act for act in acts if isinstance(act, Start) and act.run.id not in self._failed]
         saves = [act for act in acts if isinstance(act, TakeCheckpoint)]
         stops = [act for act in acts if isinstance(act, Stop)]
         forgets = [act for act in acts if isinstance(act, Forget)]
         again: dict[RunId, BackendError] = {}
-        held: list[Act] = []
+        held: list[RunAct] = []
         if starts:
             again = await self._start(backend, starts)
         if again:
@@ -186,7 +192,7 @@ class Binder:
             forgets = [act for act in forgets if act.run not in again]
         acts[:] = [*held, *stops, *saves, *forgets]
         failure: BackendError | None = None
-        kinds: tuple[tuple[Sequence[Act], Callable[[Any], Awaitable[None]]], ...] = (
+        kinds: tuple[tuple[Sequence[RunAct], Callable[[Any], Awaitable[None]]], ...] = (
             (stops, backend.stop),
             (saves, backend.checkpoint),
             (forgets, backend.forget),
@@ -210,7 +216,7 @@ class Binder:
             raise failure
 
     @staticmethod
-    async def _order(name: str, orders: Sequence[Act], call: Callable[[Any], Awaitable[None]]) -> None:
+    async def _order(name: str, orders: Sequence[RunAct], call: Callable[[Any], Awaitable[None]]) -> None:
         """One call for orders of one kind. A refusal drops these orders and no others."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -260,7 +266,7 @@ class Binder:
         """Whether its start was sent and the outcome is unknown."""
         return run in self._in_doubt
 
-    def _send_later(self, name: str, acts: list[Act]) -> None:
+    def _send_later(self, name: str, acts: list[RunAct]) -> None:
         """Does not delay other acts."""
         self._acts[name] = acts + self._acts[name]
         asyncio.get_running_loop().call_later(DOUBT_PAUSE_S, self._more[name].set)
@@ -274,5 +280,5 @@ class Binder:
         )  # fmt: skip
 
 
-def _stopped(acts: Sequence[Act]) -> set[RunId]:
+def _stopped(acts: Sequence[RunAct]) -> set[RunId]:
     return {act.run for act in acts if isinstance(act, Stop)}

@@ -21,7 +21,7 @@ from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ForecastConfig, SchedulingConfig
 from hodei.model.effects import Save, SaveJob, SaveValue
 from hodei.model.errors import InvalidInput, Unavailable
-from hodei.model.estimate import StartForecast
+from hodei.model.estimate import Forecast, StartForecast
 from hodei.model.explanation import WhatIf
 from hodei.model.facts import Fact, StartsForecast
 from hodei.model.ids import JobId, RunId
@@ -70,10 +70,6 @@ class ForecastTask:
         self._forecast_worker = ForkWorker(1, nice=_FORECAST_NICE, limit_s=self._every_s + _CHILD_LIMIT_S)
         self._forecasts = Forecasts()
         self._metrics = metrics
-        # Where forecasts go as facts, for plugins that use them.
-        self.enqueue: Callable[[Sequence[Fact]], None] | None = None
-        # Expected starts of runs in the backends' own queues.
-        self.expected_starts: Callable[[], dict[RunId, int]] = dict
 
     def close(self) -> None:
         self.query_worker.close()
@@ -100,13 +96,22 @@ class ForecastTask:
         if job.state in JOB_ENDED:
             self._forecasts.ended(job)
 
-    async def run(self, commit: Commit) -> None:
-        """Forecasts all pending jobs at its interval, forever."""
+    async def run(
+        self,
+        commit: Commit,
+        enqueue: Callable[[Sequence[Fact]], None] | None = None,
+        expected_starts: Callable[[], dict[RunId, int]] = dict,
+    ) -> None:
+        """Forecasts all pending jobs at its interval, forever. `enqueue`: where forecasts go as facts, for plugins that use
+        them. `expected_starts`: of runs in the backends' own queues."""
         await self._load()
         await asyncio.sleep(min(self._every_s, _FIRST_ROUND_S))
         while True:
             try:
-                if await self._forecast():
+                found = await self._forecast(expected_starts())
+                if found is not None:
+                    if enqueue is not None and self._forecasts_are_used():
+                        enqueue([StartsForecast({id: found[id].p50_ms for id in sorted(found)})])
                     await commit([SaveValue(_NOTE, msgspec.json.encode(self._forecasts.record()).decode())])
             except Unavailable as error:
                 log.warning("forecasts could not be stored: %s", error)
@@ -114,12 +119,12 @@ class ForecastTask:
                 log.exception("forecasts failed; next try in %g s", self._every_s)
             await asyncio.sleep(self._every_s)
 
-    async def _forecast(self) -> bool:
-        """False if there was nothing to forecast."""
+    async def _forecast(self, starts: dict[RunId, int]) -> dict[JobId, Forecast] | None:
+        """The forecasts of jobs that still wait; None if there was nothing to forecast."""
         waiting = sum(self._controller.pending().values())
         if not 0 < waiting <= self._max_jobs:
-            return False
-        now_ms, starts = self._clock.now_ms(), self.expected_starts()
+            return None
+        now_ms = self._clock.now_ms()
         found = await self._forecast_worker.run(
             lambda: self._forecasts.predict(
                 self._controller,
@@ -131,11 +136,10 @@ class ForecastTask:
         )
         jobs = self._controller.cluster.jobs
         still = {id for id in found.keys() | self._forecasts.of.keys() if id in jobs and jobs[id].state in _WAITING}
-        self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
+        found = {id: forecast for id, forecast in found.items() if id in still}
+        self._forecasts.keep(found)
         self._forecasts.forget(still)
-        if self.enqueue is not None and self._forecasts_are_used():
-            self.enqueue([StartsForecast({id: found[id].p50_ms for id in sorted(still & found.keys())})])
-        return True
+        return found
 
     def _forecasts_are_used(self) -> bool:
         plugins = (plugin for profile in self._controller.engine.profiles.values() for plugin in profile.layouts)

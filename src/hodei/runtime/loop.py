@@ -59,7 +59,12 @@ class Loop:
         metrics: Metrics,
         act: Callable[[Sequence[Act]], None],
         decision_log: DecisionLog | None = None,
+        *,
+        rights: Rights | None = None,
+        on_commit: Callable[[Sequence[Save]], None] = lambda saves: None,
+        on_damage: Callable[[list[DamagedRecord]], None] = lambda found: None,
     ) -> None:
+        """`on_damage`: a commit found damaged records, which are repaired."""
         self.controller = controller
         self.fatal: HodeiError | None = None
         # The error of the last write, while the store is not writable.
@@ -72,6 +77,9 @@ class Loop:
         self._metrics = metrics
         self._act = act
         self._decision_log = decision_log
+        self._rights, self._on_commit, self._on_damage = rights, on_commit, on_damage
+        # Called with each committed step, in slices.
+        self.step_listeners: list[Callable[[Step], None]] = []
         self._inbox: list[tuple[Sequence[Fact], Sequence[Save], asyncio.Future[None] | None]] = []
         self._in_step: list[asyncio.Future[None]] = []
         # Commits of clients that must not wait for a store that is down.
@@ -82,10 +90,6 @@ class Loop:
         self._shutting_down = asyncio.Event()
         # Jobs that have their numbers but are not committed yet; they count as pending for admission.
         self.uncommitted_jobs = 0
-        self.on_step: Callable[[Step], None] | None = None
-        self.on_commit: Callable[[Sequence[Save]], None] | None = None
-        self.on_damage: Callable[[list[DamagedRecord]], None] = lambda found: None
-        self.rights: Rights | None = None
         # Held from a decision until it is stored and its acts are handed out. Code that compares the state with the
         # backends takes it first, so that it orders nothing that is not stored yet.
         self.step_lock = asyncio.Lock()
@@ -104,8 +108,8 @@ class Loop:
         caller = CALLER.get()
         self._check_open(caller)
         if caller is not None:
-            if self.rights is not None:
-                await self._check_rights(self.rights, caller, facts, saves)
+            if self._rights is not None:
+                await self._check_rights(self._rights, caller, facts, saves)
                 self._check_open(caller)
             facts, saves = caller.sign(facts), [*saves, *caller.record(facts, saves)]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -253,8 +257,8 @@ class Loop:
             if not done.done():
                 done.set_result(None)
         placed = self._metrics.decided(step, seconds, committed - decided)
-        if self.on_commit is not None and saves:
-            self.on_commit(saves)
+        if saves:
+            self._on_commit(saves)
         await self._in_slices(self._publish(step, placed))
         if step.acts:
             self._act(step.acts)
@@ -264,8 +268,8 @@ class Loop:
             if number:
                 yield
             self._metrics.saved(part, placed)
-            if self.on_step is not None:
-                self.on_step(Step(step.plan, part, []))
+            for listener in self.step_listeners:
+                listener(Step(step.plan, part, []))
             events = [save.event for save in part if isinstance(save, SaveEvent)]
             ended = [save.job.id for save in part if isinstance(save, SaveJob) and save.job.state in JOB_ENDED]
             if events or ended:
@@ -302,7 +306,7 @@ class Loop:
                 found = await loop.run_in_executor(self._writer, self._store.repair_conflicts, saves, now_ms)
                 if not found:
                     raise
-                self.on_damage(found)
+                self._on_damage(found)
             except Unavailable as error:
                 if self._shutting_down.is_set():
                     raise

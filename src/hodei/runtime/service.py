@@ -38,6 +38,7 @@ from hodei.model.facts import (
     JobReleased,
     JobRequeued,
     JobSubmitted,
+    NodeOrderRestored,
     NodeOverridden,
     OverridesRestored,
     ReservationDeleted,
@@ -63,6 +64,7 @@ from hodei.runtime.loop import Loop, write_pending
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.observers import EventHub, Observers
 from hodei.runtime.rights import CALLER, Rights
+from hodei.runtime.run_usage import RunUsageReader
 from hodei.runtime.store_maintenance import DamagedRecords, Retention
 from hodei.runtime.watcher import HealthPolicy
 
@@ -141,21 +143,22 @@ class Service:
         self._bulk_reads = asyncio.Semaphore(_MAX_BULK_READS)
         self.config_changes: ConfigChanges | None = None
         self.dependency_lookup = DependencyLookup(controller, store, self.read, AllowedData(self.scheduling.data.allow))
-        self.loop = Loop(controller, store, clock, self.event_hub, self.prometheus, self._act, decision_log)
-        self.loop.on_commit = self.observers.publish
-        self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.cluster.jobs)
+        self.damaged_records = DamagedRecords(self)
+        self.rights = Rights(lambda: controller.accounts.policy, controller.cluster.jobs)
+        self.loop = Loop(
+            controller, store, clock, self.event_hub, self.prometheus, self._act, decision_log, rights=self.rights,
+            on_commit=self.observers.publish, on_damage=self.damaged_records.report,
+        )  # fmt: skip
         self.forecasts = ForecastTask(
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
         self.cron = CronTask(self)
-        self.damaged_records = DamagedRecords(self)
-        self.loop.on_damage = self.damaged_records.report
         self.retention = Retention(
             self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
             steady_ms=steady_ms,
         )  # fmt: skip
         self.backend_manager = BackendManager(self, backends, health or HealthPolicy(), backend_factory)
-        self.forecasts.expected_starts = self.backend_manager.expected_starts
+        self.run_usage = RunUsageReader(self.backend_manager.backends, controller.cluster, clock.now_ms)
 
     async def start(self) -> None:
         """Returns when the state is restored and the loop runs; the backends connect in the background."""
@@ -187,8 +190,9 @@ class Service:
         await self.cron.load()
         self._spawn(self.cron.run())
         if self.forecasts.enabled:
-            self.loop.on_step, self.forecasts.enqueue = self.forecasts.observe, self.loop.enqueue
-            self._spawn(self.forecasts.run(partial(self.loop.commit, ())))
+            self.loop.step_listeners.append(self.forecasts.observe)
+            commit = partial(self.loop.commit, ())
+            self._spawn(self.forecasts.run(commit, self.loop.enqueue, self.backend_manager.expected_starts))
 
     async def _stored_state(self) -> tuple[list[Fact], list[Save]]:
         """The state of the store as facts, and the saves for records whose times were ahead of the clock."""
@@ -203,6 +207,8 @@ class Service:
         facts += [
             ReservationMade(reservation, restored=True) for reservation in await self.read(self.store.reservations)
         ]
+        # Before the nodes, which the backends report later.
+        facts += [NodeOrderRestored(order) for order in await self.read(self.store.node_orders)]
         return facts, saves
 
     def run_history(self) -> tuple[RuntimeSample, ...]:
@@ -286,7 +292,7 @@ class Service:
         self._tasks.append(task)
 
     def _act(self, acts: Any) -> None:
-        self.backend_manager.binder.act(acts)
+        self.backend_manager.act(acts)
 
     async def read(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
         """A blocking read of the store, in a thread."""

@@ -13,7 +13,7 @@ from hodei.control.lifecycle.retry import Circuit, CircuitPolicy
 from hodei.control.lifecycle.runs import NOT_WANTED, reconcile
 from hodei.control.state import ClusterState
 from hodei.model.backend import Health, unmet_by
-from hodei.model.effects import Act, Forget, Stop
+from hodei.model.effects import Forget, RunAct, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import RunId
@@ -49,15 +49,16 @@ class Watcher:
         clock: Clock,
         metrics: Metrics,
         enqueue: Callable[[Sequence[Fact]], None],
-        act: Callable[[Sequence[Act]], None],
+        act: Callable[[Sequence[RunAct]], None],
         step_lock: asyncio.Lock | None = None,
         node_owners: dict[str, str] | None = None,
         node_settings: Callable[[Node], Node] = lambda node: node,
         find_orphans: Callable[[Sequence[RunId]], Awaitable[set[RunId]]] | None = None,
+        on_recovered: Callable[[], None] = lambda: None,
     ) -> None:
         """`step_lock` is held from a decision until it is stored. `node_owners`: the backend of each node, shared by all
         watchers. `node_settings` applies the configuration of the backend to a node. `find_orphans`: which of the runs that
-        the controller does not know must not be stopped."""
+        the controller does not know must not be stopped. `on_recovered`: the backend is reachable again after an outage."""
         self._backend = backend
         self._cluster = cluster
         self._clock = clock
@@ -78,8 +79,7 @@ class Watcher:
         self.tried = asyncio.Event()
         self.last_error = ""
         self.down_since_ms = 0
-        # Called when the backend is reachable again after an outage.
-        self.on_recovered: Callable[[], None] = lambda: None
+        self._on_recovered = on_recovered
 
     @property
     def block(self) -> Block | None:
@@ -120,7 +120,7 @@ class Watcher:
 
     def _connected(self) -> None:
         if self.last_error:
-            self.on_recovered()
+            self._on_recovered()
         self.last_error, self.down_since_ms = "", 0
         self._outage = None
         self.up.set()

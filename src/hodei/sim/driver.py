@@ -18,7 +18,7 @@ from hodei.control.controller import Controller, Step
 from hodei.model.effects import Start, Stop
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
-from hodei.model.ids import JobId, RunId
+from hodei.model.ids import JobId, RunId, parse_run_id
 from hodei.model.job import Job
 from hodei.model.node import Node
 from hodei.model.resources import Resources
@@ -180,7 +180,7 @@ class Simulation:
 
     def _release(self, run: RunId) -> _ActiveJob:
         job = self._active[self._job_of.pop(run)]
-        member = int(run.split(".")[1])
+        _, member, _ = parse_run_id(run)
         for resource, amount in job.arrival.spec.task_of(member).request.items():
             self._used[resource] -= amount
         job.running -= 1

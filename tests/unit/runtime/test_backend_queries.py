@@ -134,7 +134,7 @@ def test_forecasts_use_the_expected_starts_of_the_backend(short_intervals):
         async with alive(a_service(MemoryStore(), backend, health=NO_HEALTH_CHECKS)) as service:
             await service.submit([a_job_spec(cpu="4", estimate_ms=10 * MINUTE) for _ in range(2)])
             await until(service.backend_manager.expected_starts)
-            await service.forecasts._forecast()
+            await service.forecasts._forecast(service.backend_manager.expected_starts())
             forecast = (await service.why(2)).forecast
             assert forecast is not None
             assert forecast.p50_ms == NOW_MS + 30 * MINUTE

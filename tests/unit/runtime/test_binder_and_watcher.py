@@ -24,9 +24,9 @@ def _start(job=1, backend="fake"):
     return Start(a_run(job, backend=backend), spec, spec.tasks[0])
 
 
-def _binder(*backends):
+def _binder(*backends, **callbacks):
     facts = []
-    return Binder({b.name: b for b in backends}, FakeClock(), Metrics(), facts.extend), facts
+    return Binder({b.name: b for b in backends}, FakeClock(), Metrics(), facts.extend, **callbacks), facts
 
 
 def test_orders_whose_reply_was_lost_are_sent_again_in_order():
@@ -307,9 +307,8 @@ def test_a_withdrawn_stop_that_failed_is_dropped_only_if_it_was_not_reached(code
     async def main():
         backend = FakeBackend()
         backend.start_errors = [BackendError("no", code=code)] * 1000
-        binder, facts = _binder(backend)
         failed = asyncio.Event()
-        binder.on_failure = lambda name, text: failed.set()
+        binder, facts = _binder(backend, on_failure=lambda name, text: failed.set())
         serving = asyncio.create_task(binder.serve("fake"))
         binder.act([_start(1), _stop()])
         await asyncio.wait_for(failed.wait(), 10)

@@ -152,7 +152,7 @@ def test_no_copy_of_the_controller_is_made_on_the_loop(tmp_path, monkeypatch):
             monkeypatch.setattr(clone._Copier, "copy", recorded)
             answer = await service.what_if(Question(add_nodes=1))
             assert len(answer.sooner) == 2
-            await service.forecasts._forecast()
+            await service.forecasts._forecast({})
             with pytest.raises(NotFound):
                 await service.what_if(Question(remove_nodes=("nowhere",)))
             assert str(os.getpid()) not in copies.read_text().split()

@@ -34,9 +34,8 @@ def test_a_start_in_doubt_is_sent_again_without_delaying_others():
     async def main():
         backend = FakeBackend()
         backend.refuse = {"1.0.1": BackendError("no answer", code=IN_DOUBT)}
-        binder, facts = _binder(backend)
         failures = []
-        binder.on_failure = lambda name, text: failures.append(text)
+        binder, facts = _binder(backend, on_failure=lambda name, text: failures.append(text))
         serving = asyncio.create_task(binder.serve("fake"))
         stop = Stop("1.0.1", "fake", 0, StopReason("cancelled"))
         binder.act(
@@ -158,9 +157,8 @@ def test_a_run_that_was_not_reached_is_placed_again_and_its_backend_stays_health
     async def main():
         backend = FakeBackend()
         backend.refuse = {"1.0.1": BackendError("host a is silent", code=NOT_REACHED)}
-        binder, facts = _binder(backend)
         failures = []
-        binder.on_failure = lambda name, text: failures.append(text)
+        binder, facts = _binder(backend, on_failure=lambda name, text: failures.append(text))
         serving = asyncio.create_task(binder.serve("fake"))
         binder.act([_start(1), _start(2)])
         await until(lambda: facts)

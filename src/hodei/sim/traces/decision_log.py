@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import AnyFact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, NodeLost, RunObserved
-from hodei.model.ids import JobId, NodeName, RunId, job_of
+from hodei.model.ids import JobId, NodeName, RunId, parse_run_id
 from hodei.model.job import JOB_ENDED, JobSpec
 from hodei.model.node import Node
 from hodei.runtime.decision_log import CONTINUED, FORMAT
@@ -72,7 +72,7 @@ class _History:
             case RunObserved(state="running", run=id, at_ms=at_ms):
                 self._started.setdefault(id, at_ms)
             case RunObserved(state="succeeded" | "failed", run=id, at_ms=at_ms):
-                job_id, attempt = job_of(id), int(id.rsplit(".", 1)[1])
+                job_id, _, attempt = parse_run_id(id)
                 started_ms = self._started.pop(id, self._placed.get(job_id, at_ms))
                 last_attempt, longest_ms = self.run_times.get(job_id, (attempt, 0))
                 run_ms = max(at_ms - started_ms, 1)

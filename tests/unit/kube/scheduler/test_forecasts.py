@@ -88,7 +88,7 @@ def test_a_pod_without_a_start_reservation_gets_the_forecast():
     cluster.pod("second", "4", estimate="1h")
     cluster.step()
     forecasts = _pod_forecasts(cluster, api)
-    asyncio.run(forecasts.forecast_task._forecast())
+    asyncio.run(forecasts.forecast_task._forecast({}))
     _write_outdated(forecasts)
     asyncio.run(forecasts.stop())
     written = dict(api.seen)
@@ -161,7 +161,7 @@ def test_forecasts_use_learned_run_times():
     spec = cluster.parts.pods.entries["uid-runs"].info.job
     for _ in range(6):
         forecasts.learn(spec, 1_800_000, NOW_MS)
-    asyncio.run(forecasts.forecast_task._forecast())
+    asyncio.run(forecasts.forecast_task._forecast({}))
     forecast = forecasts.forecast_task.latest(cluster.job("first"))
     asyncio.run(forecasts.stop())
     assert forecast is not None
