@@ -45,7 +45,7 @@ def test_groups_of_version_1_are_read_from_each_hierarchy(tmp_path):
 @pytest.mark.parametrize("text", ["", "\n", "max\n", "-5\n", "usage_usec\n", "usage_usec x\n", "9" * 30, "\0\0"])
 def test_what_cannot_be_read_is_absent(tmp_path, text):
     group = write(tmp_path / "g", cpu__stat=text, memory__peak=text, cpuacct__usage=text, io__stat="")
-    assert of_groups([group, str(tmp_path / "gone")]) == {}
+    assert of_groups([group, str(tmp_path / "absent")]) == {}
 
 
 @given(st.binary(max_size=100))

@@ -53,7 +53,7 @@ def test_a_request_without_a_valid_token_is_refused(call, route):
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=route_id)
-def test_each_role_can_do_what_the_policy_says_and_no_more(call, route):
+def test_each_role_can_do_what_the_policy_allows_and_no_more(call, route):
     for role, rank in (("viewer", 1), ("user", 2), ("admin", 3)):
         if route.path.endswith("/stream") and rank >= route.policy.rank:
             continue  # admitted streams do not end by themselves; test_stream_real tests them
@@ -91,7 +91,7 @@ def test_a_token_in_the_url_is_not_a_token(call):
     assert "must not contain a token" in response.json["message"]
 
 
-def test_metrics_are_open_only_when_the_operator_says_so(service, tokens):
+def test_metrics_are_public_only_if_configured(service, tokens):
     policies = {
         open: {r.path: r.policy for r in make_app(service, tokens, metrics_public=open).table} for open in (0, 1)
     }
