@@ -49,7 +49,7 @@ class VolumeBinder:
         self._cache, self._pod_api, self._pods = cache, pod_api, pods
         self._assumed = AssumedVolumes() if assumed is None else assumed
         self._changed = asyncio.Event()
-        cache.on_storage_change = self._storage_changed
+        cache.storage_changed.append(self._storage_changed)
 
     def is_needed(self, pod: Pod) -> bool:
         return bool(pod.spec.volumes) and bool(claims_to_bind(pod, self._cache.context.storage))

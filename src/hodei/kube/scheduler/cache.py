@@ -60,8 +60,8 @@ class Refusals:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], str] = {}
         self.total: Counter[str] = Counter()
-        # Called once for each new problem, to post an Event.
-        self.on_new: Callable[[RefusedObject], None] = lambda refused: None
+        # Called once for each new problem.
+        self.listeners: list[Callable[[RefusedObject], None]] = []
 
     def put(self, resource: str, meta: k8s.Meta, why: str) -> None:
         key, why = (resource, meta.namespace, meta.name), " ".join(why.split())[:_MAX_TEXT]
@@ -72,7 +72,8 @@ class Refusals:
         self.total[resource] += 1
         name = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
         _log.warning("%s of %s cannot be used, fix the object: %s", name or "an object without a name", resource, why)
-        self.on_new(RefusedObject(resource, meta.namespace, meta.name, meta.uid, why))
+        for listener in self.listeners:
+            listener(RefusedObject(resource, meta.namespace, meta.name, meta.uid, why))
 
     def clear(self, resource: str, meta: k8s.Meta) -> None:
         if self._known:
@@ -109,9 +110,11 @@ class _MetadataOnly(Struct, frozen=True):
 
 class Indexer(Generic[T]):
     """The objects of one resource by key; the sink of a reflector. `on_change(key, before, after)`: None for an object that did not
-    exist or is deleted. An exception in it refuses the object."""
+    exist or is deleted. An exception in it refuses the object. `flushed` is called after each batch of changes."""
 
-    def __init__(self, key: Callable[[T], Hashable], on_change: OnChange[T], flushed: Callable[[], None]) -> None:
+    def __init__(
+        self, key: Callable[[T], Hashable], on_change: OnChange[T], flushed: Callable[[], None] = lambda: None
+    ) -> None:
         self.objects: dict[Any, T] = {}
         self._key, self._on_change, self.flushed = key, on_change, flushed
         self.resource, self.refusals = "", Refusals()
@@ -187,9 +190,11 @@ SELECTING_KINDS = ("ReplicaSet", "StatefulSet")
 
 
 class ClusterCache:
+    """Others subscribe to its changes: `storage_changed` (with the claim if it is one), `drivers_changed` (the CSI drivers of
+    a node), and `pods_affected`, after a batch of changes that pending pods may depend on."""
+
     def __init__(
         self,
-        flushed: Callable[[], None] = lambda: None,
         *,
         request_options: RequestOptions = DEFAULT_OPTIONS,
         spread: SpreadDefaults = SYSTEM_SPREAD,
@@ -199,43 +204,48 @@ class ClusterCache:
         self.version = 0
         self.changed_groups: list[tuple[str, str]] = []
         # Workloads that define the size of a group, and those of them that have changed.
-        self.sizing_workloads: dict[WorkloadKey, Any] = {}
+        self.sizing_workloads: dict[WorkloadKey, dict[Any, None]] = {}
         self.resized_workloads: list[WorkloadKey] = []
         self.planned: dict[WorkloadKey, int | str] = {}
-        self.wake: Callable[[], None] = lambda: None
         # Volcano groups that are not admitted yet (`Inqueue`).
         self.pending_volcano_groups: dict[tuple[str, str], None] = {}
         self.projects: dict[str, Mapping[str, str]] = {}
         self.budgets = Budgets()
-        # Called when storage changes, with the claim if it is one, and when a node's CSI drivers change.
-        self.on_storage_change: Callable[[k8s.Claim | None], None] = lambda claim: None
-        self.on_drivers_change: Callable[[str], None] = lambda node: None
+        self.storage_changed: list[Callable[[k8s.Claim | None], None]] = []
+        self.drivers_changed: list[Callable[[str], None]] = []
+        self.pods_affected: list[Callable[[], None]] = []
         self._services: dict[str, tuple[k8s.Service, ...]] = {}
         self._workloads: dict[WorkloadKey, k8s.Workload] = {}
 
         def storage(key: Any, before: Any, after: Any) -> None:
             self.version += 1
-            self.on_storage_change(after if isinstance(after, k8s.Claim) else None)
+            for listener in self.storage_changed:
+                listener(after if isinstance(after, k8s.Claim) else None)
             check_readable(after)
 
+        def drivers(name: str, before: k8s.CsiNode | None, after: k8s.CsiNode | None) -> None:
+            for listener in self.drivers_changed:
+                listener(name)
+
+        # Services and owners only affect how new pods are translated, so no pending pod is woken for them.
+        flushed = self.announce
         self.claims = Indexer[k8s.Claim](by_namespaced_name, storage, flushed)
         self.volumes = Indexer[k8s.Volume](by_name, storage, flushed)
         self.classes = Indexer[k8s.StorageClass](by_name, storage, flushed)
         self.csi_drivers = Indexer[k8s.CsiDriver](by_name, storage, flushed)
         self.capacities = Indexer[k8s.StorageCapacity](by_namespaced_name, storage, flushed)
-        self.drivers = Indexer[k8s.CsiNode](by_name, lambda name, before, after: self.on_drivers_change(name), flushed)
+        self.drivers = Indexer[k8s.CsiNode](by_name, drivers, flushed)
         self.namespaces = Indexer[k8s.Namespace](by_name, self._namespace_changed, flushed)
         self.disruption_budgets = Indexer[k8s.PodDisruptionBudget](
             by_namespaced_name, lambda key, before, after: self.budgets.put(key, after), flushed
         )
-        self.services = Indexer[k8s.Service](by_namespaced_name, self._service_changed, flushed)
+        self.services = Indexer[k8s.Service](by_namespaced_name, self._service_changed)
         # Replication controllers select by plain labels, as services do.
-        self.controllers = Indexer[k8s.Service](by_namespaced_name, self._service_changed, flushed)
+        self.controllers = Indexer[k8s.Service](by_namespaced_name, self._service_changed)
         self.workloads = {
-            kind: Indexer[k8s.Workload](by_namespaced_name, self._workload_handler(kind), flushed)
-            for kind in SELECTING_KINDS
+            kind: Indexer[k8s.Workload](by_namespaced_name, self._workload_handler(kind)) for kind in SELECTING_KINDS
         }
-        self.jobs = Indexer[k8s.Workload](by_namespaced_name, self._job_changed, flushed)
+        self.jobs = Indexer[k8s.Workload](by_namespaced_name, self._job_changed)
         self.pod_groups = Indexer[k8s.PodGroup](by_namespaced_name, self._group_changed, flushed)
         self.grouped = Indexer[k8s.GroupedWorkload](by_namespaced_name, self._group_changed, flushed)
         self.plugin_groups = Indexer[k8s.MemberGroup](by_namespaced_name, self._group_changed, flushed)
@@ -256,6 +266,10 @@ class ClusterCache:
             priority_preferred,
         )  # fmt: skip
 
+    def announce(self) -> None:
+        for listener in self.pods_affected:
+            listener()
+
     def take_changed_groups(self) -> list[tuple[str, str]]:
         """The (namespace, name) of groups added, changed or deleted since the last call."""
         changed, self.changed_groups = self.changed_groups, []
@@ -269,7 +283,7 @@ class ClusterCache:
     def _workload_resized(self, workload: WorkloadKey, before: k8s.Workload | None, after: k8s.Workload | None) -> None:
         if workload in self.sizing_workloads and size_fields(before) != size_fields(after):
             self.resized_workloads.append(workload)
-            self.wake()
+            self.announce()
 
     def _job_changed(self, key: tuple[str, str], before: k8s.Workload | None, after: k8s.Workload | None) -> None:
         self._workload_resized((key[0], "Job", key[1]), before, after)

@@ -117,13 +117,12 @@ def node_differs(a: Node, b: Node) -> bool:
 class EndedMembers:
     """The sink of a watch on ended pods: a gang counts its succeeded members, and a group's status counts all.
 
-    `on_change` is called with the key of each group that gained or lost an ended member."""
+    `on_change` is called with the key of each group that gained or lost an ended member, `flushed` after a batch."""
 
-    def __init__(self, on_change: Callable[[GroupKey], None]) -> None:
-        self._on_change = on_change
+    def __init__(self, on_change: Callable[[GroupKey], None], flushed: Callable[[], None]) -> None:
+        self._on_change, self.flushed = on_change, flushed
         self._groups: dict[GroupKey, dict[str, Pod]] = {}
         self._key: dict[str, GroupKey] = {}
-        self.flushed: Callable[[], None] = lambda: None
 
     def of(self, key: GroupKey) -> list[Pod]:
         return list(self._groups.get(key, {}).values())
@@ -262,8 +261,14 @@ def resolve_group(placed: Sequence[PlacedPod], ended: Sequence[Pod], groups: Gro
 
 
 class GroupIndex:
-    def __init__(self, cache: ClusterCache) -> None:
-        self._cache = cache
+    """`link_members` is called with the `preemption_units` of each placed gang."""
+
+    def __init__(
+        self,
+        cache: ClusterCache,
+        link_members: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None,
+    ) -> None:
+        self._cache, self.link_members = cache, link_members
         self.entries: dict[str, Entry] = {}
         self.group_of_job: dict[JobId, GroupKey] = {}
         self._gangs: dict[GroupKey, PendingGang] = {}
@@ -272,13 +277,10 @@ class GroupIndex:
         self._dirty: dict[GroupKey, None] = {}
         self.status_dirty: dict[GroupKey, None] = {}
         self.timeouts = GangTimeouts()
-        self.ended_members = EndedMembers(self._member_ended)
-        # Called with the `preemption_units` of each placed gang.
-        self.link_members: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
+        self.ended_members = EndedMembers(self._member_ended, cache.announce)
         self.has_groups = asyncio.Event()
         # Groups whose size comes from a workload, by that workload; set if one of them is a Job.
-        self._by_workload: dict[WorkloadKey, dict[GroupKey, None]] = {}
-        cache.sizing_workloads = self._by_workload
+        self._by_workload: dict[WorkloadKey, dict[GroupKey, None]] = cache.sizing_workloads
         self.needs_jobs = asyncio.Event()
 
     def join_group(self, entry: Entry, group: Membership) -> None:

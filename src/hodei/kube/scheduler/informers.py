@@ -57,13 +57,10 @@ def job_informer(api: Api, cache: ClusterCache, refusals: Refusals, wanted: asyn
     return LazyInformer(Reflector(api, Resource(JOBS_PATH, k8s.Workload), cache.jobs, optional=True), wanted)
 
 
-def ended_members_informer(
-    api: Api, scheduler: str, members: EndedMembers, wanted: asyncio.Event, wake: Callable[[], None]
-) -> LazyInformer:
+def ended_members_informer(api: Api, scheduler: str, members: EndedMembers, wanted: asyncio.Event) -> LazyInformer:
     """Ended pods of ours, for groups that count them."""
     phases = ",".join(f"status.phase!={phase}" for phase in ("Pending", "Running", "Unknown"))
     selector = {"fieldSelector": f"spec.schedulerName={scheduler},{phases}"}
-    members.flushed = wake
     return LazyInformer(Reflector(api, Resource(PODS_PATH, k8s.Pod), members, selector=selector), wanted)
 
 
@@ -82,16 +79,10 @@ class Informers:
         """Everything that scheduling reads. `tolerate_forbidden`: skip what may not be read outside `namespace`."""
         self.tasks: list[asyncio.Task[None]] = []
         self._started_at = time.monotonic()
-        cache.wake = wake
+        cache.pods_affected.append(wake)
         watches = _watches(api, cache)
         if tolerate_forbidden:  # a one-time reading includes Jobs; a scheduler watches them on demand (`job_informer`)
             watches.append(_Watch(JOBS_PATH, k8s.Workload, cache.jobs))
-        # Pending pods may depend on these; services and owners only affect how new pods are translated.
-        for indexer in (
-            cache.claims, cache.volumes, cache.classes, cache.csi_drivers, cache.capacities, cache.drivers, cache.disruption_budgets, cache.namespaces,
-            cache.pod_groups, cache.grouped, cache.plugin_groups, cache.volcano_groups,
-        ):  # fmt: skip
-            indexer.flushed = wake
         watches.append(_Watch("/api/v1/nodes", k8s.Node, Indexer[k8s.Node](by_name, pods.node_changed, wake)))
         pod_indexer = Indexer[k8s.Pod](by_uid, pods.pod_changed, wake)
         watches.append(_Watch(PODS_PATH, k8s.Pod, pod_indexer, selector=_ACTIVE_PODS))

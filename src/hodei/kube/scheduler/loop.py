@@ -48,9 +48,8 @@ class SchedulerLoop:
     ) -> None:
         self.controller, self.pods, self.cache = controller, pods, cache
         self._pod_api, self._reporter, self._metrics, self._now_ms = pod_api, reporter, metrics, now_ms
-        self._bindings, self._reports = RequestQueue(BINDINGS), RequestQueue(REPORTS)
+        self._bindings, self._reports = RequestQueue(BINDINGS, self._resume), RequestQueue(REPORTS)
         self._removal_requests = RequestQueue(REMOVALS)
-        self._bindings.on_low = self._resume
         self._volumes = VolumeBinder(cache, pod_api, pods, assumed)
         self._binder = Binder(
             api, pods, pod_api, self._volumes, reporter, metrics, now_ms, self._bindings, self._reports.put, self.wake

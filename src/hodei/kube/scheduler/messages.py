@@ -258,10 +258,10 @@ class PendingStatus(Struct, frozen=True):
 
 
 class PodExplainer:
-    def __init__(self, controller: Controller, messages: Messages = LATEST) -> None:
-        self._controller, self.messages = controller, messages
-        # The pods of a job by name.
-        self.name_of: Callable[[JobId], str] = lambda id: ""
+    """`name_of`: the name of a job's pod or group."""
+
+    def __init__(self, controller: Controller, name_of: Callable[[JobId], str], messages: Messages = LATEST) -> None:
+        self._controller, self._name_of, self.messages = controller, name_of, messages
 
     def not_tried(self, reasons: tuple[Reason, ...]) -> PendingStatus:
         """A pod that is not queued."""
@@ -324,7 +324,7 @@ class PodExplainer:
         """The text with pod names instead of job numbers."""
         if reason.code != "START_RESERVED":
             return reason.text
-        return _JOB.sub(lambda found: self.name_of(int(found[1])) or found[0], reason.text)
+        return _JOB.sub(lambda found: self._name_of(int(found[1])) or found[0], reason.text)
 
     def _pod_message(self, gang: Gang, now_ms: int, preempting: bool) -> str:
         controller, member = self._controller, gang.members[0]

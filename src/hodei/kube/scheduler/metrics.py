@@ -26,8 +26,8 @@ _TRIES = (1, 2, 4, 8, 16)
 class Metrics:
     """`profile`: the scheduler's name. The time of a step is divided evenly among its attempts."""
 
-    def __init__(self, profile: str) -> None:
-        self.registry, self._profile = CollectorRegistry(), profile
+    def __init__(self, profile: str, refusals: Refusals) -> None:
+        self.registry, self._profile, self._refusals = CollectorRegistry(), profile, refusals
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry, buckets=_SHORT)
@@ -58,7 +58,6 @@ class Metrics:
         self._refused_objects = gauge("hodei_kube_refused_objects", "Objects that cannot be used", ["resource"])
         self._restarts = counter("hodei_kube_task_restarts", "Tasks that failed and restarted", ["task"])
         self.informers: Informers | None = None
-        self.refusals: Refusals | None = None
         self._faults: Tally[str] = Tally()
         for queue in ("active", "backoff", "unschedulable", "gated"):
             self._pending.labels(queue).set(0)
@@ -136,10 +135,9 @@ class Metrics:
                 if one.faults > self._faults[one.path]:
                     self._restarts.labels(f"watch {one.path}").inc(one.faults - self._faults[one.path])
                     self._faults[one.path] = one.faults
-        if self.refusals is not None:
-            now = self.refusals.now()
-            for path in self.refusals.total:
-                self._refused_objects.labels(path).set(now[path])
+        now = self._refusals.now()
+        for path in self._refusals.total:
+            self._refused_objects.labels(path).set(now[path])
         return generate_latest(self.registry)
 
     def _count(self, pods: Pods) -> None:

@@ -216,16 +216,14 @@ def is_not_found(error: ApiError) -> bool:
 
 
 class RequestQueue:
-    """Sends up to `width` requests at a time, the others in order after them."""
+    """Sends up to `width` requests at a time, the others in order after them. `on_low`: few are left in the queue."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, on_low: Callable[[], None] = lambda: None) -> None:
+        self.width, self._on_low = width, on_low
         self._waiting: deque[Request] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self.drained = asyncio.Event()
         self.drained.set()
-        # Called when few requests are left in the queue.
-        self.on_low: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         """Requests under way and waiting."""
@@ -247,7 +245,7 @@ class RequestQueue:
             except Exception:
                 _log.exception("a request to the cluster failed")
             if len(self._waiting) <= self.width:
-                self.on_low()
+                self._on_low()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._workers.discard(task)

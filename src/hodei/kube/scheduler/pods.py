@@ -7,7 +7,7 @@ no connection and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from msgspec import structs
@@ -52,9 +52,19 @@ _LONGEST_PAST_MS = 366 * 86_400_000
 
 
 class Pods(GroupIndex):
-    def __init__(self, scheduler: str, cache: ClusterCache, reader: Reader, now_ms: Callable[[], int]) -> None:
-        self._scheduler, self._reader, self._now_ms = scheduler, reader, now_ms
-        super().__init__(cache)
+    def __init__(
+        self,
+        scheduler: str,
+        cache: ClusterCache,
+        reader: Reader,
+        now_ms: Callable[[], int],
+        *,
+        link_members: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None],
+        observe_starts: bool,
+    ) -> None:
+        """`observe_starts`: report when the containers of a pod start, for estimates that learn from run times."""
+        self._scheduler, self._reader, self._now_ms, self._observe_starts = scheduler, reader, now_ms, observe_starts
+        super().__init__(cache, link_members)
         self.by_job: dict[JobId, Entry] = {}
         self._on_node: dict[NodeName, dict[str, None]] = {}
         self.nodes: dict[NodeName, KubeNode] = {}
@@ -69,8 +79,7 @@ class Pods(GroupIndex):
         self._ids = count(1)
         # Pods of ours that are new or changed, and have no status reported yet.
         self.unreported: dict[str, None] = {}
-        self.observe_starts = False
-        cache.on_drivers_change = self._drivers_changed
+        cache.drivers_changed.append(self._drivers_changed)
 
     def pod_changed(self, uid: str, before: Pod | None, after: Pod | None) -> None:
         entry = self.entries.get(uid)
@@ -79,7 +88,7 @@ class Pods(GroupIndex):
                 self._remove(entry, after)
         elif entry is not None and not pod_differs(entry.pod, after):
             if (
-                self.observe_starts
+                self._observe_starts
                 and entry.stage == "bound"
                 and after.status.start_time
                 and not entry.pod.status.start_time

@@ -173,13 +173,16 @@ def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedu
         PROFILE, options.one_pod_per_node, LONG_RUNNING_MS if uses_start_reservations else 0
     )  # fmt: skip
     reader = Reader(cache.context, reader_options, refusals)
-    pods = Pods(options.scheduler_name, cache, reader, clock.now_ms)
-    pods.observe_starts = controller.estimator.learns
-    pods.link_members = controller.preemption.link
-    explainer = PodExplainer(controller, options.messages or LATEST)
-    explainer.name_of = pods.name_of
-    metrics = Metrics(options.scheduler_name)
-    metrics.refusals = refusals
+    pods = Pods(
+        options.scheduler_name,
+        cache,
+        reader,
+        clock.now_ms,
+        link_members=controller.preemption.link,
+        observe_starts=controller.estimator.learns,
+    )
+    explainer = PodExplainer(controller, pods.name_of, options.messages or LATEST)
+    metrics = Metrics(options.scheduler_name, refusals)
     return PodSchedulerParts(controller, cache, pods, explainer, metrics, refusals, uses_start_reservations)
 
 
@@ -191,7 +194,7 @@ def make_loop(api: Api, scheduler: PodSchedulerParts, options: Options) -> Sched
         api, scheduler.controller, scheduler.pods, scheduler.cache, pod_api, reporter, scheduler.metrics, clock.now_ms,
         assumed_volumes(scheduler.controller),
     )  # fmt: skip
-    scheduler.refusals.on_new = loop.report_refused_object
+    scheduler.refusals.listeners.append(loop.report_refused_object)
     return loop
 
 
@@ -201,21 +204,21 @@ _STUCK_S = 60.0
 
 
 class Health:
-    """`/healthz /livez /readyz /metrics` over plain HTTP, without names of pods. `problems`: why it should be restarted.
-    `ages`: time since the last contact of each watch, for `/livez?verbose`."""
+    """`/healthz /livez /readyz /metrics` over plain HTTP, without names of pods. `checks`: each returns reasons for a restart.
+    `watches`: each returns the time since the last contact of its watches, for `/livez?verbose`."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Callable[[], bytes] = lambda: b"") -> None:
         self.ready = False
-        self.problems: Callable[[], list[str]] = list
-        self.ages: Callable[[], Mapping[str, float]] = dict
-        self.metrics: Callable[[], bytes] = lambda: b""
+        self._metrics = metrics
+        self.checks: list[Callable[[], list[str]]] = []
+        self.watches: list[Callable[[], Mapping[str, float]]] = []
 
     def app(self) -> Starlette:
         async def live(request: Request) -> Response:
-            problems = self.problems()
+            problems = [problem for check in self.checks for problem in check()]
             lines = [f"not ok: {problem}" for problem in problems] or ["ok"]
             if "verbose" in request.query_params:
-                ages = sorted(self.ages().items())
+                ages = sorted(age for watch in self.watches for age in watch().items())
                 lines = [f"{path}: last contact {age:.0f} s ago" for path, age in ages] + lines
             return PlainTextResponse("\n".join(lines), 500 if problems else 200)
 
@@ -223,7 +226,7 @@ class Health:
             return PlainTextResponse("ok" if self.ready else "not yet", 200 if self.ready else 503)
 
         async def metrics(request: Request) -> Response:
-            return Response(self.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+            return Response(self._metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         endpoints = {"/healthz": live, "/livez": live, "/readyz": ready, "/metrics": metrics}
         return Starlette(routes=[Route(path, endpoint) for path, endpoint in endpoints.items()])
@@ -262,11 +265,10 @@ class Election(Struct, frozen=True):
 
 async def run(access: Access, options: Options, listen: tuple[str, int], election: Election | None) -> int:
     """The exit code: 0 after a signal, 1 if the lead was lost or a part has failed."""
-    stopping, health, scheduler = asyncio.Event(), Health(), build_scheduler(options)
-    supervisor = Supervisor(stopping.set)
+    stopping, scheduler = asyncio.Event(), build_scheduler(options)
+    supervisor, health = Supervisor(stopping.set), Health(scheduler.metrics.render)
     call_on_stop_signal(stopping.set)
-    health.metrics = scheduler.metrics.render
-    health.problems = lambda: [supervisor.failure] if supervisor.failure else []
+    health.checks.append(lambda: [supervisor.failure] if supervisor.failure else [])
     async with serve_health(health, *listen) as http_server, connected(access) as api:
         supervisor.watch(http_server, "the HTTP server for probes")
         process = _Process(api, scheduler, options, health, stopping, supervisor)
@@ -335,12 +337,13 @@ class _Process(Struct):
                 options.scheduler_name, len(scheduler.pods.nodes), len(scheduler.pods.entries), time.monotonic() - began,
             )  # fmt: skip
 
-            def problems() -> list[str]:
+            def stuck() -> list[str]:
                 idle_s = time.monotonic() - loop.last_round
-                stuck = [f"nothing has been decided for {idle_s:.0f} s"] if idle_s > _STUCK_S else []
-                return [*stuck, *informers.stuck(), *([supervisor.failure] if supervisor.failure else [])]
+                return [f"nothing has been decided for {idle_s:.0f} s"] if idle_s > _STUCK_S else []
 
-            self.health.ready, self.health.ages, self.health.problems = True, informers.ages, problems
+            self.health.checks += [stuck, informers.stuck]
+            self.health.watches.append(informers.ages)
+            self.health.ready = True
             async with run_in_background(loop.background_tasks, scheduler.metrics.restarted):
                 await loop.run(self.stopping)
         finally:
@@ -365,7 +368,7 @@ def background_tasks_for(
     controller, pods, clock = scheduler.controller, scheduler.pods, SystemClock()
     out: list[BackgroundTask] = [
         job_informer(api, scheduler.cache, scheduler.refusals, pods.needs_jobs),
-        ended_members_informer(api, options.scheduler_name, pods.ended_members, pods.has_groups, loop.wake),
+        ended_members_informer(api, options.scheduler_name, pods.ended_members, pods.has_groups),
         GroupStatusWriter(api, options.scheduler_name, pods, scheduler.cache, time.time),
     ]
     if controller.accounts.sharing is not None and options.usage_configmap:

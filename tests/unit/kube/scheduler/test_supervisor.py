@@ -105,7 +105,7 @@ def get(health: Health, path: str, query: str = "") -> tuple[int, str]:
 def test_livez_has_the_problems_and_the_age_of_the_watches():
     health = Health()
     assert get(health, "/livez") == (200, "ok")
-    health.ages = lambda: {"/api/v1/pods": 3.2}
+    health.watches.append(lambda: {"/api/v1/pods": 3.2})
     assert get(health, "/livez", "verbose") == (200, "/api/v1/pods: last contact 3 s ago\nok")
-    health.problems = lambda: ["the watch of /api/v1/pods has done nothing for 1000 s"]
+    health.checks.append(lambda: ["the watch of /api/v1/pods has done nothing for 1000 s"])
     assert get(health, "/livez") == (500, "not ok: the watch of /api/v1/pods has done nothing for 1000 s")

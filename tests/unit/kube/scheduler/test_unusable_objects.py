@@ -54,7 +54,7 @@ def test_a_priority_that_is_not_a_number_is_ignored(value: str):
 def test_unreadable_amounts_of_a_node_count_as_zero(caplog: pytest.LogCaptureFixture):
     cluster = FakeCluster()
     refused: list[RefusedObject] = []
-    cluster.parts.refusals.on_new = refused.append
+    cluster.parts.refusals.listeners.append(refused.append)
     allocatable = {"cpu": "4", "memory": "64Gi", "pods": "110", "example.com/fpga": "-1"}
     with caplog.at_level(logging.WARNING):
         cluster.parts.pods.node_changed("a", None, a_node("a", allocatable=allocatable))
