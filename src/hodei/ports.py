@@ -393,6 +393,11 @@ class Backend(GangReserver, Executor, UsageReporter, RunMeter, Suspender, StartF
         """The current state of every run that the backend remembers. Absent means unknown, not ended."""
         ...
 
+    def silent_nodes(self) -> frozenset[NodeName]:
+        """Nodes that are out of reach for now, so that `known` may lack their runs, which continue. A node leaves the set,
+        with `nodes_changed`, when it is back or its runs are given up; then its runs are compared with `known`."""
+        ...
+
     async def forget(self, orders: Sequence[Forget]) -> None:
         """The ends of these runs are stored durably."""
         ...

@@ -43,7 +43,7 @@ LOOPBACK = "127.0.0.1"
 class BackendContext(Struct, frozen=True):
     """What the server gives a backend. `installation` never changes and marks what is ours in a system that others use too;
     `epoch` counts its servers. `home`: a directory for the backends' own files, one below it for each by its name, created
-    on demand."""
+    on demand. `agents`: the sessions of agents that dial out, for backends whose nodes they are."""
 
     installation: str
     epoch: int
@@ -51,6 +51,7 @@ class BackendContext(Struct, frozen=True):
     clock: Clock
     log_cap_bytes: int | None = None
     keep_logs_s: float = 7 * 86_400
+    agents: AgentHub | None = None
 
 
 class BaseBackend(ABC):
@@ -110,6 +111,9 @@ class BaseBackend(ABC):
 
     async def nodes_changed(self) -> None:
         await asyncio.Event().wait()
+
+    def silent_nodes(self) -> frozenset[NodeName]:
+        return frozenset()
 
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:  # noqa: B027 - optional
         """Runs take no checkpoints."""

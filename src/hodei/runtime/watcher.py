@@ -16,7 +16,7 @@ from hodei.model.backend import Health, unmet_by
 from hodei.model.effects import Forget, RunAct, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved
-from hodei.model.ids import RunId
+from hodei.model.ids import NodeName, RunId
 from hodei.model.job import RUN_ENDED
 from hodei.model.node import Node
 from hodei.model.resources import format_time
@@ -75,6 +75,7 @@ class Watcher:
         self._block: Block | None = None
         self._reported_outage = ""  # last BackendReported of a backend without nodes
         self._removed = False
+        self._silent: frozenset[NodeName] = frozenset()
         self.up = asyncio.Event()
         self.tried = asyncio.Event()
         self.last_error = ""
@@ -195,11 +196,22 @@ class Watcher:
         self._offered, self._removed = {}, True
         self._report_nodes(reason)
 
-    async def _reconcile(self) -> None:
+    async def _reconcile_returned(self) -> None:
+        """Nodes that are not silent any more are back, or given up."""
+        returned = self._silent - self._backend.silent_nodes()
+        if returned:
+            await self._reconcile(returned)
+        self._silent |= self._backend.silent_nodes()
+
+    async def _reconcile(self, only: frozenset[NodeName] | None = None) -> None:
+        # Before `known`: a node that is back in between counts as silent once more.
+        self._silent = self._backend.silent_nodes()
         async with asyncio.timeout(CALL_TIMEOUT_S):
             known = await self._backend.known()
         async with self._step_lock:
-            facts, orders = reconcile(self._cluster, self._backend.name, known, self._clock.now_ms())
+            facts, orders = reconcile(
+                self._cluster, self._backend.name, known, self._clock.now_ms(), silent=self._silent, only=only
+            )
             unknown = [order.run for order in orders if isinstance(order, Stop) and order.reason == NOT_WANTED]
             orphans = await self._orphans_among(unknown)
             orders = [order for order in orders if not (isinstance(order, Stop) and order.run in orphans)]
@@ -228,6 +240,7 @@ class Watcher:
                         change.result()
                         change = asyncio.ensure_future(self._backend.nodes_changed())
                     await self._refresh_nodes()
+                    await self._reconcile_returned()
                     refreshed = loop.time()
         finally:
             observation.cancel()

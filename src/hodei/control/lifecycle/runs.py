@@ -189,14 +189,21 @@ class _Ranks:
 
 
 def reconcile(
-    cluster: ClusterState, backend: str, known: Mapping[RunId, RunObserved], now_ms: int
+    cluster: ClusterState,
+    backend: str,
+    known: Mapping[RunId, RunObserved],
+    now_ms: int,
+    *,
+    silent: Collection[NodeName] = (),
+    only: Collection[NodeName] | None = None,
 ) -> tuple[list[RunObserved], list[Start | Stop | Forget]]:
-    """The facts and orders that make controller and backend agree. `known`: the runs that the backend knows."""
+    """The facts and orders that make controller and backend agree. `known`: the runs that the backend knows. `silent`: nodes
+    whose runs it cannot know now; those may be running. `only`: the nodes that are not silent any more, None for all."""
     facts: list[RunObserved] = []
     orders: list[Start | Stop | Forget] = []
     own = {run.id: run for runs in cluster.runs.values() for run in runs.values() if run.backend == backend}
     for run in own.values():
-        if run.state in RUN_ENDED:
+        if run.state in RUN_ENDED or (only is not None and run.node not in only):
             continue
         seen = known.get(run.id)
         if seen is not None:
@@ -207,7 +214,7 @@ def reconcile(
             orders += start_orders(cluster, run.job, [run])
             if run.stop_reason:
                 orders.append(stop_order(cluster.jobs[run.job], run, run.stop_reason))
-        else:
+        elif run.node not in silent:
             reason = f"backend {backend} does not know this run any more"
             facts.append(RunObserved(run.id, "lost", now_ms, reason_code="lost", reason=reason))
     for id, seen in known.items():
