@@ -14,7 +14,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Struct, structs
 
@@ -30,6 +30,9 @@ from hodei.model.job import NODE_HOST, HealthCheck, qos
 from hodei.model.node import Grant, Node
 from hodei.model.usage import RunUsage
 from hodei.ports import Clock, Stream
+
+if TYPE_CHECKING:
+    from hodei.backends.remote.hub import AgentHub
 
 HEALTH_TIMEOUT_S = 10.0
 READ_LIMIT = 1 << 20

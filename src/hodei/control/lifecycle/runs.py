@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import structs
@@ -13,7 +13,7 @@ from hodei.engine.points import Placed
 from hodei.engine.view import Gang
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
-from hodei.model.ids import JobId, RunId, run_id
+from hodei.model.ids import JobId, NodeName, RunId, run_id
 from hodei.model.job import RUN_ENDED, Job, Run
 from hodei.model.outcome import MOVED, StopReason
 from hodei.model.resources import format_time
