@@ -1,6 +1,6 @@
-"""What broke in other schedulers, played again with real processes: victims that must come back, gangs that lose a member.
+"""Known failures of other schedulers, reproduced with real processes: preempted jobs, and gangs that lose a member.
 
-Exactly who goes and who stays is shown case by case for the controller, in `unit/control/test_known_failures*.py`.
+The same cases for the controller alone are in `unit/control/test_known_failures*.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from agent_host import alive
+from real.acceptance.cluster import Cluster, single_core_nodes
 from real.installation import until
-from real.stories.cluster import Cluster, one_job_per_node
 
 pytestmark = pytest.mark.real
 
 NAMES = ["n1", "n2"]
-TWO = one_job_per_node(*NAMES)
+TWO = single_core_nodes(*NAMES)
 
 
 def test_a_preempted_job_is_requeued_and_finishes(cluster: Cluster) -> None:
-    """Elsewhere: a victim was gone for good. Here: it comes back by itself, though the server was killed meanwhile."""
-    cluster.of(*one_job_per_node("n1"))
-    victim = cluster.run_stubborn("victim", priority="low", restart="never")
-    high = cluster.want("high", priority="high")
-    until(lambda: cluster.why(high).code == "PREEMPTING", "room is being made")
-    cluster.kill()  # the victim has been told to go, and has not gone
+    """Elsewhere: a victim never ran again. Here: it is requeued, even if the server is killed meanwhile."""
+    cluster.up_with(*single_core_nodes("n1"))
+    victim = cluster.run_ignoring_term("victim", priority="low", restart="never")
+    high = cluster.submit_job("high", priority="high")
+    until(lambda: cluster.why(high).code == "PREEMPTING", "the victim is being stopped")
+    cluster.kill()  # before the victim has stopped
     cluster.up()
     cluster.finish("victim")
     cluster.until_running(high)
@@ -38,13 +38,13 @@ def test_a_preempted_job_is_requeued_and_finishes(cluster: Cluster) -> None:
     assert (detail.job.state, [run.state for run in detail.runs]) == ("succeeded", ["stopped", "succeeded"])
 
 
-def test_a_job_that_is_preempted_twice_ends_well_in_the_end(cluster: Cluster) -> None:
-    """Elsewhere: a preempted job counted as failed. Here: it loses no retry, and it is tried until it is left alone."""
-    cluster.of(*one_job_per_node("n1"))
+def test_a_job_that_is_preempted_twice_succeeds_in_its_third_attempt(cluster: Cluster) -> None:
+    """Elsewhere: a preempted job counted as failed. Here: preemption uses up no retry."""
+    cluster.up_with(*single_core_nodes("n1"))
     command = ["sh", "-c", "test $HODEI_ATTEMPT = 3 || sleep 600; echo done"]
-    victim = cluster.run("victim", priority="low", retries=0, command=command)
+    victim = cluster.run_job("victim", priority="low", retries=0, command=command)
     for i in (1, 2):
-        high = cluster.run(f"high-{i}", priority="high")
+        high = cluster.run_job(f"high-{i}", priority="high")
         cluster.finish(f"high-{i}")
         cluster.ended(high)
         if i == 1:
@@ -54,13 +54,13 @@ def test_a_job_that_is_preempted_twice_ends_well_in_the_end(cluster: Cluster) ->
     assert cluster.log_of(victim) == "done\n"
 
 
-def test_two_gangs_that_would_hold_half_each_run_one_after_the_other(cluster: Cluster) -> None:
+def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(cluster: Cluster) -> None:
     """Elsewhere: each held half of the nodes and waited for the rest. Here: one runs whole, then the other."""
-    cluster.of(*one_job_per_node("n1", "n2", "n3"))
-    first = cluster.run("first", count=2)
-    second = cluster.want("second", count=2)
+    cluster.up_with(*single_core_nodes("n1", "n2", "n3"))
+    first = cluster.run_job("first", count=2)
+    second = cluster.submit_job("second", count=2)
     assert "1 of 2 members fit" in cluster.until_refused(second).summary
-    single = cluster.run("single")  # what the second cannot use whole is not kept from others
+    single = cluster.run_job("single")  # a node that the second gang cannot use yet is not held for it
     cluster.finish("first")
     cluster.until_running(second)
     assert sorted((*cluster.nodes_of(second), cluster.node_of(single))) == ["n1", "n2", "n3"]
@@ -70,32 +70,33 @@ def test_two_gangs_that_would_hold_half_each_run_one_after_the_other(cluster: Cl
 
 
 def a_gang(cluster: Cluster, tmp_path: Path, **fields: Any) -> int:
-    """A gang on both nodes, whose members write down who watches over them and who they are; and a filler that waits."""
-    said = f"echo $PPID $$ >{tmp_path}/said-$HODEI_RANK-$HODEI_ATTEMPT.tmp"
-    said += f" && mv {tmp_path}/said-$HODEI_RANK-$HODEI_ATTEMPT.tmp {tmp_path}/said-$HODEI_RANK-$HODEI_ATTEMPT"
-    stay = f"while [ ! -e {tmp_path}/ends/gang ]; do sleep 0.05; done"
-    gang = cluster.run("gang", count=2, command=["sh", "-c", f"{said}; {stay}"], **fields)
-    cluster.until_refused(cluster.want("filler"))
+    """A gang on both nodes, whose members write the pids of their wrapper and of themselves; and a pending filler."""
+    file = f"{tmp_path}/pids-$HODEI_RANK-$HODEI_ATTEMPT"
+    write = f"echo $PPID $$ >{file}.tmp && mv {file}.tmp {file}"
+    wait = f"while [ ! -e {tmp_path}/finished/gang ]; do sleep 0.05; done"
+    gang = cluster.run_job("gang", count=2, command=["sh", "-c", f"{write}; {wait}"], **fields)
+    cluster.until_refused(cluster.submit_job("filler"))
     return gang
 
 
 def pids(tmp_path: Path, rank: int, attempt: int) -> tuple[int, int]:
-    file = tmp_path / f"said-{rank}-{attempt}"
-    until(file.exists, f"rank {rank} of attempt {attempt} has said who it is")
-    watcher, itself = map(int, file.read_text().split())
-    return watcher, itself
+    """The pids of a member's wrapper and of its command."""
+    file = tmp_path / f"pids-{rank}-{attempt}"
+    until(file.exists, f"rank {rank} of attempt {attempt} has written its pids")
+    wrapper, command = map(int, file.read_text().split())
+    return wrapper, command
 
 
-def lose(cluster: Cluster, watcher: int, itself: int) -> None:
-    """The member vanishes together with all who could tell how it ended."""
+def lose(cluster: Cluster, wrapper: int, command: int) -> None:
+    """Kill the member, its wrapper and the agent, so that its exit code is lost."""
     cluster.kill_agent()
-    os.killpg(watcher, signal.SIGKILL)
-    until(lambda: not alive(watcher) and not alive(itself), "it is gone")
+    os.killpg(wrapper, signal.SIGKILL)
+    until(lambda: not alive(wrapper) and not alive(command), "the member has exited")
 
 
-def test_the_slot_of_a_lost_member_is_not_taken_by_a_filler(cluster: Cluster, tmp_path: Path) -> None:
-    """Elsewhere: a filler took the slot and the rest waited in vain. Here: the lost member comes back, the others run on."""
-    cluster.of(*TWO)
+def test_a_lost_member_is_replaced_before_a_filler_starts(cluster: Cluster, tmp_path: Path) -> None:
+    """Elsewhere: a filler took the node and the rest of the gang waited for ever. Here: the member is replaced first."""
+    cluster.up_with(*TWO)
     gang = a_gang(cluster, tmp_path, gang={"on_failure": "repair"})
     filler = gang + 1
     sibling = pids(tmp_path, 0, 1)
@@ -113,8 +114,8 @@ def test_the_slot_of_a_lost_member_is_not_taken_by_a_filler(cluster: Cluster, tm
 
 
 def test_a_killed_member_is_started_again_alone(cluster: Cluster, tmp_path: Path) -> None:
-    """Elsewhere: one crash threw the work of all members away. Here: with `on_failure: repair` only that one starts again."""
-    cluster.of(*TWO, config='[scheduling.retry]\nbase = "100ms"\n')
+    """Elsewhere: one crash restarted all members. Here: with `on_failure: repair` only that member starts again."""
+    cluster.up_with(*TWO, config='[scheduling.retry]\nbase = "100ms"\n')
     gang = a_gang(cluster, tmp_path, gang={"on_failure": "repair"}, retries=1)
     sibling = pids(tmp_path, 0, 1)
     os.kill(pids(tmp_path, 1, 1)[1], signal.SIGKILL)
@@ -126,13 +127,13 @@ def test_a_killed_member_is_started_again_alone(cluster: Cluster, tmp_path: Path
 
 
 def test_a_gang_without_repair_that_lost_a_member_starts_again_whole(cluster: Cluster, tmp_path: Path) -> None:
-    """Elsewhere: the rest ran on and held its nodes. Here: the gang leaves whole, and all its members start again."""
-    cluster.of(*TWO, config='[scheduling.retry]\nbase = "100ms"\n')
+    """Elsewhere: the rest kept running and held its nodes. Here: all members are stopped and started again."""
+    cluster.up_with(*TWO, config='[scheduling.retry]\nbase = "100ms"\n')
     gang = a_gang(cluster, tmp_path)
     sibling = pids(tmp_path, 0, 1)
     lose(cluster, *pids(tmp_path, 1, 1))
-    until(lambda: not alive(sibling[1]), "the sibling has left too")
-    cluster.until_running(gang + 1)  # the room is free: the filler has it
+    until(lambda: not alive(sibling[1]), "the sibling is stopped too")
+    cluster.until_running(gang + 1)  # the filler uses the free node
     cluster.finish("filler", "gang")
     (detail,) = cluster.ended(gang)
     assert detail.job.state == "succeeded"

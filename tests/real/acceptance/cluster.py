@@ -1,4 +1,4 @@
-"""Words for the stories: a whole Hodei whose one machine is sliced into virtual nodes, and jobs that stay until told to end."""
+"""An installation whose machine is divided into virtual nodes, and jobs that run until the test finishes them."""
 
 from __future__ import annotations
 
@@ -27,62 +27,62 @@ def node(name: str, cpu: int = 4, memory: str = "4Gi", **fields: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def one_job_per_node(*names: str) -> list[str]:
-    """Nodes with a single core each: a job of the stories (one core) fills one."""
+def single_core_nodes(*names: str) -> list[str]:
+    """Nodes that one job of `Cluster.submit_job` fills."""
     return [node(name, cpu=1, memory="64Mi") for name in names]
 
 
 class Cluster(Installation):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self._ends = home.parent / "ends"
+        self._finished = home.parent / "finished"
 
-    def of(self, *nodes: str, config: str = "") -> Cluster:
-        """A server that is up, with these nodes and further configuration."""
+    def up_with(self, *nodes: str, config: str = "") -> Cluster:
+        """Start a server with these nodes and additional configuration."""
         self.configure(config + "".join(nodes)).up()
         return self
 
-    def want(self, name: str, cpu: int | str = 1, **fields: Any) -> int:
-        """Submit a job that goes on until `finish`; one core unless said otherwise."""
-        self._ends.mkdir(exist_ok=True)
-        stay = f"while [ ! -e {self._ends}/{name} ]; do sleep 0.05; done"
-        fields.setdefault("command", ["sh", "-c", stay])
+    def submit_job(self, name: str, cpu: int | str = 1, **fields: Any) -> int:
+        """Submit a job that runs until `finish`."""
+        self._finished.mkdir(exist_ok=True)
+        script = f"while [ ! -e {self._finished}/{name} ]; do sleep 0.05; done"
+        fields.setdefault("command", ["sh", "-c", script])
         with self.client() as client:
             return client.submit({"name": name, "cpu": cpu, "memory": "1Mi", "grace": "1s", **fields}).id
 
-    def run(self, name: str, cpu: int | str = 1, **fields: Any) -> int:
-        """The same, and it runs when this returns."""
-        return self.until_running(self.want(name, cpu, **fields))
+    def run_job(self, name: str, cpu: int | str = 1, **fields: Any) -> int:
+        """Submit a job and wait until it runs."""
+        return self.until_running(self.submit_job(name, cpu, **fields))
 
-    def fill(self, name: str, cpu: int | str = 1, **fields: Any) -> int:
-        """A job that runs on the node named so."""
-        return self.run(f"on-{name}", cpu, node_selector={HOSTNAME: name}, **fields)
+    def run_on(self, node: str, cpu: int | str = 1, **fields: Any) -> int:
+        """Run a job on this node."""
+        return self.run_job(f"on-{node}", cpu, node_selector={HOSTNAME: node}, **fields)
 
-    def run_stubborn(self, name: str, **fields: Any) -> int:
-        """A job that runs until `finish`; told to go before that, it does not go until then either."""
-        ready, done = self._ends / f"{name}.ready", self._ends / name
-        wait = f"while [ ! -e {done} ]; do sleep 0.05; done; exit 143"
-        stay = f"trap '{wait}' TERM; touch {ready}; while [ ! -e {done} ]; do sleep 0.05; done"
-        job = self.run(name, grace="60s", command=["sh", "-c", stay], **fields)
+    def run_ignoring_term(self, name: str, **fields: Any) -> int:
+        """Run a job that ends only after `finish`, even when it is stopped before."""
+        ready, finished = self._finished / f"{name}.ready", self._finished / name
+        wait = f"while [ ! -e {finished} ]; do sleep 0.05; done"
+        script = f"trap '{wait}; exit 143' TERM; touch {ready}; {wait}"
+        job = self.run_job(name, grace="5m", command=["sh", "-c", script], **fields)
         until(ready.exists, f"{name} has set its trap")
         return job
 
     def finish(self, *names: str) -> None:
-        """Tell the jobs of these names to end well, now or whenever they run."""
+        """Let the jobs with these names succeed, now or as soon as they run."""
         for name in names:
-            (self._ends / name).touch()
+            (self._finished / name).touch()
 
-    def delete(self, *ids: int) -> None:
+    def cancel(self, *ids: int) -> None:
         self.ok("cancel", *map(str, ids))
         self.ended(*ids)
 
     def members(self, id: int) -> list[RunView]:
-        """Its runs that have not ended, in order of members."""
+        """Its live runs, in order of members."""
         live = [run for run in self.job(id).runs if run.state in ("placed", "running")]
         return sorted(live, key=lambda run: run.member)
 
     def until_running(self, id: int) -> int:
-        """It runs, with all members that have a node."""
+        """Wait until the job and all its placed members run."""
 
         def all_run() -> bool:
             members = self.members(id)
@@ -92,23 +92,23 @@ class Cluster(Installation):
         return id
 
     def until_refused(self, id: int) -> Explanation:
-        """The scheduler has looked at it and said no; nothing of it was started."""
+        """Wait until the scheduler has tried to place the job and failed; returns why. No member may have started."""
 
         def refused() -> Explanation | None:
-            detail, said = self.job(id), self.why(id)
+            detail, explanation = self.job(id), self.why(id)
             assert detail.runs == [], f"job {id} was started"
-            return said if said.attempts and detail.job.reason_code else None
+            return explanation if explanation.attempts and detail.job.reason_code else None
 
-        said = until(refused, f"job {id} was looked at and refused")
+        explanation = until(refused, f"job {id} was tried and refused")
         assert self.state(id) == "pending"
-        return said
+        return explanation
 
     def why(self, id: int, node: str = "") -> Explanation:
         with self.client() as client:
             return client.why(id, node)
 
     def nodes_of(self, id: int) -> list[str]:
-        """Where its members are now."""
+        """The nodes of its live members."""
         return sorted(run.node for run in self.members(id))
 
     def node_of(self, id: int) -> str:
@@ -116,7 +116,7 @@ class Cluster(Installation):
         return name
 
     def decision(self, id: int) -> Decision:
-        """Why its first member landed where it did."""
+        """The placement decision of its first member."""
         decision = self.why(id).placements[0].decision
         assert decision is not None
         return decision
@@ -129,8 +129,8 @@ class Cluster(Installation):
         with self.client() as client:
             return list(client.events(job=id))
 
-    def untouched(self, *ids: int) -> bool:
-        """They run, at their first attempt, and nobody has told them to go."""
+    def undisturbed(self, *ids: int) -> bool:
+        """Whether these jobs run in their first attempt and were never preempted."""
         return all(
             self.state(id) == "running" and self.job(id).job.attempt == 1 and "job.preempted" not in self.history(id)
             for id in ids
@@ -138,15 +138,15 @@ class Cluster(Installation):
 
 
 def scores(decision: Decision) -> dict[str, int]:
-    """The total of each node that could have taken it, in whole points."""
+    """The score of each feasible node, in whole points."""
     return {candidate.node: candidate.score // 100 for candidate in (decision.chosen, *decision.runners_up)}
 
 
 def weights(candidate: Candidate) -> dict[str, int]:
-    """Which plugins took part in a score, and their weights."""
+    """The plugins of a score and their weights."""
     return {term.plugin: term.weight for term in candidate.terms}
 
 
-def refusing(said: Explanation, code: str) -> set[str]:
-    """The nodes that gave this reason."""
-    return {name for blocker in said.blockers if blocker.code == code for name in blocker.nodes}
+def nodes_refusing(explanation: Explanation, code: str) -> set[str]:
+    """The nodes that were refused with this reason."""
+    return {name for blocker in explanation.blockers if blocker.code == code for name in blocker.nodes}

@@ -1,6 +1,6 @@
-"""A training job with checkpoints: suspended for something urgent, resumed, moved off a node that is drained, done.
+"""A training job with checkpoints is suspended for an urgent job, resumed, and moved off a drained node.
 
-At every turn it goes on from what it had saved.
+Each attempt continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from real.test_placement import nodes
 pytestmark = pytest.mark.real
 
 
-def test_a_training_job_is_suspended_resumed_moved_off_a_drained_node_and_ends_right(
+def test_a_training_job_continues_from_its_checkpoint_after_a_suspension_and_a_drain(
     installation: Installation, tmp_path: Path
 ) -> None:
     installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
@@ -49,5 +49,5 @@ def test_a_training_job_is_suspended_resumed_moved_off_a_drained_node_and_ends_r
     assert int(model.read_text()) > moved_at
     assert all(run.checkpoint_at for run in detail.runs[:2])
     with installation.client() as client:
-        told = [event.detail.get("reason_code") for event in client.events(job=id) if event.kind == "job.requeued"]
-    assert told == ["DRAINED"]
+        requeued = [event.detail.get("reason_code") for event in client.events(job=id) if event.kind == "job.requeued"]
+    assert requeued == ["DRAINED"]
