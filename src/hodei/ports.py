@@ -11,6 +11,7 @@ from hodei.model.accounting import UsageRow
 from hodei.model.affinity import Requirement
 from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord
 from hodei.model.backend import Capabilities, ExecResult, Health, NodeUsage
+from hodei.model.capacity import NodeOrder
 from hodei.model.cron import Periodic
 from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused
@@ -221,6 +222,10 @@ class Store(History, Audit, DamagedRecords, Protocol):
         """Every reservation that has not ended, by name."""
         ...
 
+    def node_orders(self) -> list[NodeOrder]:
+        """Every ordered node that was not reported stopped, by name."""
+        ...
+
     def usage(self) -> list[UsageRow]:
         """Usage of all accounts by path, resource and time; rows whose amount became 0 are deleted."""
         ...
@@ -320,7 +325,27 @@ class StartForecaster(Protocol):
         ...
 
 
-class Backend(GangReserver, Executor, UsageReporter, RunMeter, Suspender, StartForecaster, Protocol):
+class Scaler(Protocol):
+    """`capabilities.scales`. `nodes` includes the potential nodes, each with its `phase` and `group`; a node that was
+    started or is being stopped is always in it, also after a restart of the server."""
+
+    async def wanted(self, nodes: Sequence[NodeName]) -> dict[NodeName, BackendError | BackendRefused]:
+        """Start these potential nodes. One without an error in the result is starting (or ready): it costs money, and
+        `nodes` reports it from now on. Idempotent by name, across processes: a repeated order starts nothing twice, also
+        if the reply to the first was lost.
+
+        An error in the result guarantees that the node was not started: with the code NO_CAPACITY another group may have
+        capacity, BackendRefused means that a retry never succeeds. If the outcome is unknown the call raises BackendError
+        with IN_DOUBT, and is repeated."""
+        ...
+
+    async def release(self, nodes: Sequence[NodeName]) -> None:
+        """Stop these nodes; nothing runs on them. Returns when the order is accepted: `nodes` reports `stopping`, then
+        `potential`. Idempotent; potential and unknown nodes are ignored."""
+        ...
+
+
+class Backend(GangReserver, Executor, UsageReporter, RunMeter, Suspender, StartForecaster, Scaler, Protocol):
     """Runs jobs. There may be several backends of one kind; `name` identifies each.
 
     BackendError: nothing was done, a retry may succeed. With the code NOT_REACHED the connection failed and nothing of

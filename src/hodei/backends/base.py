@@ -148,6 +148,12 @@ class BaseBackend(ABC):
     async def resume(self, runs: Sequence[RunId]) -> None:  # noqa: B027 - optional
         """Nothing is ever frozen."""
 
+    async def wanted(self, nodes: Sequence[NodeName]) -> dict[NodeName, BackendError | BackendRefused]:
+        self.cannot("start nodes", "start them by its own means")
+
+    async def release(self, nodes: Sequence[NodeName]) -> None:
+        self.cannot("stop nodes", "stop them by its own means")
+
     async def expected(self) -> dict[RunId, int]:
         self.cannot("predict the start of runs", "see the forecast with `hodei why`")
 

@@ -14,13 +14,14 @@ from hodei.control.accounting.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import routing
 from hodei.control.admission.gate import UNAVAILABLE, AdmissionPolicy, BackendAvailability, Gate, UnreachedBackends
 from hodei.control.admission.routing import ProfileRouter
+from hodei.control.capacity.scaling import CapacityPolicy, NodeScaling
 from hodei.control.estimates import UserEstimates
 from hodei.control.lifecycle.arrays import Arrays
 from hodei.control.lifecycle.commands import COMMANDS, UserCommands
 from hodei.control.lifecycle.dependencies import Dependencies, PriorityInheritance
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.jobs import JobLifecycle
-from hodei.control.lifecycle.nodes import NodeEvents, Relocation, TaintEviction
+from hodei.control.lifecycle.nodes import NODE_FACTS, NodeEvents, Relocation, TaintEviction
 from hodei.control.lifecycle.per_node import PerNode, failure_of
 from hodei.control.lifecycle.preemption import PreemptionControl, PreemptionPolicy, with_last_preemption
 from hodei.control.lifecycle.retry import RetryPolicy
@@ -53,9 +54,6 @@ from hodei.model.facts import (
     HistoryRestored,
     JobRestored,
     JobSubmitted,
-    NodeJoined,
-    NodeLost,
-    NodeOverridden,
     OverridesRestored,
     Reconfigured,
     ReservationDeleted,
@@ -65,7 +63,7 @@ from hodei.model.facts import (
     StopWithdrawn,
     UsageRestored,
 )
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, NodeName
 from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 from hodei.ports import Estimator
 
@@ -95,6 +93,7 @@ class Controller:
         estimator: Estimator | None = None,
         profile_router: ProfileRouter | None = None,
         accounts: AccountsPolicy | None = None,
+        capacity: CapacityPolicy | None = None,
         last_event: int = 0,
         max_tries: int = 5000,
         rebuild: Callable[[SchedulingConfig], Controller] | None = None,
@@ -126,7 +125,10 @@ class Controller:
         self.preemption = PreemptionControl(cluster, engine, self.gangs, lifecycle, preemption or PreemptionPolicy())
         self.relocation = Relocation(cluster, engine, lifecycle, self.preemption, self.accounts, self.gang)
         self.evictions = TaintEviction(cluster, lifecycle)
-        self._node_events = NodeEvents(cluster, lifecycle, self.gangs, self.evictions, self.preemption, self.relocation)
+        self.scaling = NodeScaling(cluster, capacity or CapacityPolicy(), self._is_held)
+        self._node_events = NodeEvents(
+            cluster, lifecycle, self.gangs, self.evictions, self.preemption, self.relocation, self.scaling
+        )
         self._commands = UserCommands(cluster, lifecycle, self.relocation, self.dependencies)
         # Reservations.
         self.reservation_audit = StartReservationAudit(cluster)
@@ -193,6 +195,7 @@ class Controller:
             self._overruns.next_ms(),
             self.accounts.next_ms(),
             self.per_node.next_ms(),
+            self.scaling.next_ms(),
         ]
         if self.gangs.repairs:
             due.append(self.gangs.next_ms())
@@ -241,12 +244,8 @@ class Controller:
                 self._commands.apply(fact, now_ms)
             case GangSplit():
                 self._split_gang(fact, now_ms)
-            case NodeJoined():
-                self._node_events.joined(fact, now_ms)
-            case NodeLost():
-                self._node_events.lost(fact, now_ms)
-            case NodeOverridden():
-                self._node_events.overridden(fact, now_ms)
+            case _ if isinstance(fact, NODE_FACTS):
+                self._node_events.apply(fact, now_ms)
             case BackendReported():
                 self.gate.unreached.reported(fact)
                 cluster.wake("node_changed")  # the reasons of pending jobs may name it
@@ -370,6 +369,7 @@ class Controller:
         for id in self.gangs.expired_repairs(now_ms) if self.gangs.repairs else ():
             self._lifecycle.restart_gang(self.cluster.jobs[id], "no node was found for a missing member", now_ms)
         self.relocation.expire(now_ms)
+        self.scaling.expire(now_ms)
         for id in self._timers.due(now_ms):
             job = self.cluster.jobs.get(id)
             if job is not None and job.state in ("scheduled", "running"):
@@ -382,6 +382,11 @@ class Controller:
                 if exceeded is not None:
                     self._dequeue(job)
                     self._lifecycle.finish(job, "failed", now_ms, *exceeded)
+
+    def _is_held(self, node: NodeName) -> bool:
+        """Whether the table counts more on a node than its runs: capacity held for a job that starts there."""
+        row = self.cluster.table.row.get(node)
+        return row is not None and self.cluster.table.node_usage[row].runs > len(self.cluster.on_node.get(node, ()))
 
     def _watch_assembly(self, job: Job, placed_ms: int) -> None:
         if job.spec.gang.assembly_timeout_ms:

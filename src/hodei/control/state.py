@@ -15,7 +15,18 @@ from msgspec import structs
 from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.nodes import Table
 from hodei.engine.points import Trigger
-from hodei.model.effects import Act, Event, Save, SaveEvent, SaveJob, SaveOverrides, SaveReservation, SaveRun
+from hodei.model.capacity import NodeOrder
+from hodei.model.effects import (
+    Act,
+    Event,
+    Save,
+    SaveEvent,
+    SaveJob,
+    SaveNodeOrder,
+    SaveOverrides,
+    SaveReservation,
+    SaveRun,
+)
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeOverrides
@@ -88,6 +99,7 @@ class ClusterState:
         self.on_node: dict[NodeName, set[RunId]] = {}
         self.nodes: dict[NodeName, Node] = {}
         self.overrides: dict[NodeName, NodeOverrides] = {}
+        self.node_orders: dict[NodeName, NodeOrder] = {}
         self.last_event = last_event
         # Runs whose stop order may have been withdrawn: if they must stop after all, the order is sent again.
         self.withdrawn_stops: set[RunId] = set()
@@ -109,6 +121,7 @@ class ClusterState:
         self._runs: dict[RunId, Run] = {}
         self._overrides: dict[NodeName, NodeOverrides] = {}
         self._reservations: dict[str, SaveReservation] = {}
+        self._node_orders: dict[NodeName, SaveNodeOrder] = {}
         self._events: list[Event] = []
         self._acts: list[Act] = []
 
@@ -235,7 +248,13 @@ class ClusterState:
         self._changed[job] = None
 
     def put_node(self, node: Node) -> None:
+        """Only `ready` and `draining` nodes are in the table, and no run is placed on the latter."""
         self.nodes[node.name] = node
+        if node.phase not in ("ready", "draining"):
+            self.table.remove(node.name)
+            return
+        if node.phase == "draining":
+            node = structs.replace(node, cordoned=True)
         overrides = self.overrides.get(node.name)
         self.table.put(overrides.apply_to(node) if overrides is not None else node)
 
@@ -255,6 +274,13 @@ class ClusterState:
         self.availability.add_reservation(reservation)
         if new:
             self._reservations[reservation.name] = SaveReservation(reservation)
+
+    def put_node_order(self, order: NodeOrder, *, deleted: bool = False) -> None:
+        if deleted:
+            self.node_orders.pop(order.name, None)
+        else:
+            self.node_orders[order.name] = order
+        self._node_orders[order.name] = SaveNodeOrder(order, deleted)
 
     def drop_reservation(self, name: str) -> Reservation | None:
         reservation = self.availability.remove_reservation(name)
@@ -281,6 +307,7 @@ class ClusterState:
         saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
         saves += [SaveOverrides(overrides) for overrides in self._overrides.values()]
         saves += self._reservations.values()
+        saves += self._node_orders.values()
         for events in chunks(self._events):
             saves += [SaveEvent(event) for event in events]
             if len(self._events) > CHUNK_SIZE:
@@ -289,7 +316,8 @@ class ClusterState:
         if len(self._changed) > _MAX_CHANGED:
             self._changed, self._any_changed = {}, True  # without preemption nothing ever takes them
         self._new_jobs, self._new_runs = set(), set()
-        self._jobs, self._runs, self._overrides, self._reservations, self._events, self._acts = {}, {}, {}, {}, [], []
+        self._jobs, self._runs, self._overrides, self._events, self._acts = {}, {}, {}, [], []
+        self._reservations, self._node_orders = {}, {}
         return saves, acts
 
 

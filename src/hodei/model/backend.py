@@ -39,6 +39,9 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     reserve: bool = False
     delegates: bool = False
     expects: bool = False
+    scales: bool = False
+    stops: bool = False
+    offline: bool = False
 
     def enabled_names(self) -> tuple[str, ...]:
         return tuple(name for name, enabled in sorted(structs.asdict(self).items()) if enabled)

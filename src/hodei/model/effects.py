@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from hodei.model.accounting import UsageRow
 from hodei.model.audit import AuditEntry
+from hodei.model.capacity import NodeOrder
 from hodei.model.cron import Periodic
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
@@ -51,6 +52,13 @@ class SaveReservation(Struct, frozen=True):
     """`deleted`: it has ended or was cancelled."""
 
     reservation: Reservation
+    deleted: bool = False
+
+
+class SaveNodeOrder(Struct, frozen=True):
+    """`deleted`: its backend has reported it stopped."""
+
+    order: NodeOrder
     deleted: bool = False
 
 
@@ -140,11 +148,26 @@ class Forget(Struct, frozen=True):
     backend: str
 
 
+class WantNodes(Struct, frozen=True):
+    """Start these potential nodes. Idempotent by name."""
+
+    backend: str
+    nodes: tuple[NodeName, ...]
+
+
+class ReleaseNodes(Struct, frozen=True):
+    """Stop these nodes: nothing runs on them. Idempotent."""
+
+    backend: str
+    nodes: tuple[NodeName, ...]
+
+
 Save = (
     SaveJob
     | SaveRun
     | SaveOverrides
     | SaveReservation
+    | SaveNodeOrder
     | SaveKey
     | SaveValue
     | SaveUsage
@@ -152,5 +175,7 @@ Save = (
     | SaveAudit
     | SaveEvent
 )
-Act = Start | Stop | WithdrawStop | TakeCheckpoint | Forget
+RunAct = Start | Stop | WithdrawStop | TakeCheckpoint | Forget
+NodeAct = WantNodes | ReleaseNodes
+Act = RunAct | NodeAct
 Effect = Save | Act

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from hodei.model.accounting import UsageRow
+from hodei.model.capacity import CapacityPlan, NodeOrder
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import DependencyStatus
 from hodei.model.estimate import RuntimeSample
@@ -156,10 +157,34 @@ class BackendReported(Fact, frozen=True):
 
 
 class NodeLost(Fact, frozen=True):
-    """A node was removed, or its backend gave it up: its runs are lost."""
+    """A node was removed, or its backend gave it up: its runs are lost. `reclaimed`: its provider took it back, and its
+    runs have stopped."""
 
     node: NodeName
     reason: str = ""
+    reclaimed: bool = False
+
+
+class NodeOrderRestored(Fact, frozen=True):
+    """Read from the store at start-up."""
+
+    order: NodeOrder
+
+
+class NodeRefused(Fact, frozen=True):
+    """A backend did not start a node that was ordered, and it costs nothing. `code`: NO_CAPACITY, or that of the error.
+    `permanent`: a retry cannot succeed."""
+
+    node: NodeName
+    code: str
+    reason: str = ""
+    permanent: bool = False
+
+
+class CapacityPlanned(Fact, frozen=True):
+    """The capacity planner has compared the pending jobs with what can be ordered."""
+
+    plan: CapacityPlan
 
 
 class NodeOverridden(Fact, frozen=True):
@@ -238,6 +263,9 @@ AnyFact = (
     | DataAppeared
     | NodeJoined
     | NodeLost
+    | NodeOrderRestored
+    | NodeRefused
+    | CapacityPlanned
     | BackendReported
     | NodeOverridden
     | ReservationMade

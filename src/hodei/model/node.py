@@ -12,6 +12,9 @@ from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+# A `potential` node does not exist or is switched off, and can be ordered from its backend. Jobs are placed on `ready`
+# nodes only; a `draining` one is being emptied, a `stopping` one was released.
+NodePhase = Literal["ready", "potential", "starting", "draining", "stopping"]
 _ARCHITECTURES = {"x86_64": "amd64", "x64": "amd64", "aarch64": "arm64"}
 
 
@@ -81,6 +84,12 @@ class Node(Struct, frozen=True, omit_defaults=True):
     bytes. `volume_limits`: how many volumes of a kind can be attached. `not_ready_code`: the reason code, if it is not
     ready for a reason specific to its backend. `cannot`: needs of jobs that its backend does not meet
     (`model.backend`). `pool`: machines that it shares with other nodes.
+
+    Of nodes that the backend can start and stop: `phase`; `group`: nodes of one group are interchangeable; `startup_ms`:
+    from the order until it is ready; `spot`: the provider may take it back, on average `losses_milli` times in a thousand
+    hours. `call_cost_nano`, `gb_second_cost_nano`: prices of serverless nodes, in billionths.
+    `max_runs`: how many runs it takes at once (0: no limit); `max_runtime_ms`: the longest run (0: no limit).
+    `last_seen_ms`: when it was last heard of, while it is offline.
     """
 
     name: NodeName
@@ -106,6 +115,16 @@ class Node(Struct, frozen=True, omit_defaults=True):
     not_ready_code: str = ""
     cannot: tuple[str, ...] = ()
     pool: Pool | None = None
+    phase: NodePhase = "ready"
+    group: str = ""
+    startup_ms: int = 0
+    spot: bool = False
+    losses_milli: int = 0
+    call_cost_nano: int = 0
+    gb_second_cost_nano: int = 0
+    max_runs: int = 0
+    max_runtime_ms: int = 0
+    last_seen_ms: int = 0
 
 
 # Taint of GPU nodes where other nodes have none: only jobs that request GPUs or tolerate it are placed there.

@@ -12,13 +12,13 @@ from msgspec import Struct
 
 StopCode = Literal[
     "cancelled", "requeued", "suspended", "migrated", "drained", "tainted", "preempted", "reclaimed", "assembly", "overran",
-    "cleared", "outstayed", "sibling_ended", "member_ended", "not_wanted",
+    "cleared", "outstayed", "node_reclaimed", "sibling_ended", "member_ended", "not_wanted",
 ]  # fmt: skip
 # The stop is not the run's fault: it takes a checkpoint if it can, and its job is queued again.
 MOVED: frozenset[StopCode] = frozenset(
     {
         "requeued", "suspended", "migrated", "drained", "tainted", "preempted", "reclaimed", "assembly", "overran",
-        "cleared", "outstayed",
+        "cleared", "outstayed", "node_reclaimed",
     }
 )  # fmt: skip
 
@@ -28,7 +28,8 @@ class StopReason(Struct, frozen=True, omit_defaults=True, gc=False):
     replaced ("repair") or dropped ("shrink"); "": the attempt ends.
 
     Less obvious codes: `assembly` (not all members of the gang started in time), `overran` (exceeded its estimate),
-    `cleared` (the node is needed by a reservation that begins), `outstayed` (its reservation is over), `member_ended`
+    `cleared` (the node is needed by a reservation that begins), `outstayed` (its reservation is over), `node_reclaimed` (the
+    provider takes back the node), `member_ended`
     (the run ended by itself), `not_wanted` (the run belongs to no job).
     """
 

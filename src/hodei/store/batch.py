@@ -19,6 +19,7 @@ from hodei.model.effects import (
     SaveEvent,
     SaveJob,
     SaveKey,
+    SaveNodeOrder,
     SaveOverrides,
     SavePeriodic,
     SaveReservation,
@@ -41,6 +42,7 @@ class Batch(Struct):
     runs: dict[RunId, Run] = {}
     overrides: dict[NodeName, NodeOverrides] = {}
     reservations: dict[str, SaveReservation] = {}
+    node_orders: dict[NodeName, SaveNodeOrder] = {}
     keys: dict[str, SaveKey] = {}
     notes: dict[str, str] = {}
     events: dict[int, Event] = {}
@@ -79,6 +81,8 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
             batch.periodics[save.periodic.name] = save
         elif isinstance(save, SaveReservation):
             batch.reservations[save.reservation.name] = save
+        elif isinstance(save, SaveNodeOrder):
+            batch.node_orders[save.order.name] = save
         elif isinstance(save, SaveUsage):
             batch.usage |= {(row.path, row.resource, row.start_ms): row for row in save.rows}
         elif isinstance(save, SaveValue):

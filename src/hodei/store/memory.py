@@ -14,6 +14,7 @@ from msgspec import structs
 from hodei.model.accounting import AccountPath, UsageRow
 from hodei.model.affinity import all_match
 from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord, matches_query
+from hodei.model.capacity import NodeOrder
 from hodei.model.cron import Periodic
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
@@ -49,6 +50,7 @@ class _Memory:
         self.events_of: dict[JobId, list[Event]] = {}
         self.overrides: dict[NodeName, NodeOverrides] = {}
         self.reservations: dict[str, Reservation] = {}
+        self.node_orders: dict[NodeName, NodeOrder] = {}
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
         self.usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
@@ -108,6 +110,10 @@ class MemoryStore:
                 memory.reservations.pop(saved.reservation.name, None)
                 if not saved.deleted:
                     memory.reservations[saved.reservation.name] = saved.reservation
+            for ordered in batch.node_orders.values():
+                memory.node_orders.pop(ordered.order.name, None)
+                if not ordered.deleted:
+                    memory.node_orders[ordered.order.name] = ordered.order
             memory.keys.update(batch.keys)
             memory.notes.update(batch.notes)
             if batch.usage:
@@ -159,6 +165,10 @@ class MemoryStore:
     def overrides(self) -> list[NodeOverrides]:
         with self._memory.lock:
             return [self._memory.overrides[node] for node in sorted(self._memory.overrides)]
+
+    def node_orders(self) -> list[NodeOrder]:
+        with self._memory.lock:
+            return [self._memory.node_orders[name] for name in sorted(self._memory.node_orders)]
 
     def reservations(self) -> list[Reservation]:
         with self._memory.lock:

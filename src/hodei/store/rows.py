@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hodei.model.audit import AuditEntry
+from hodei.model.capacity import NodeOrder
 from hodei.model.cron import Periodic
 from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
@@ -71,6 +72,7 @@ _decode_grant = msgspec.json.Decoder(Grant).decode
 _decode_stop_reason = msgspec.json.Decoder(StopReason).decode
 _decode_usage = msgspec.json.Decoder(RunUsage).decode
 _decode_overrides = msgspec.json.Decoder(NodeOverrides).decode
+_decode_node_order = msgspec.json.Decoder(NodeOrder).decode
 _decode_reservation = msgspec.json.Decoder(Reservation).decode
 _decode_periodic = msgspec.json.Decoder(Periodic).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
@@ -245,6 +247,15 @@ def _named(name: Any, value: Any, field: str = "name") -> Any:
     if getattr(value, field) != name:
         raise ValueError("it is stored under another name")
     return value
+
+
+def node_order_from(row: Row) -> NodeOrder:
+    order: NodeOrder = _decode_node_order(row[1])
+    if order.name != row[0]:
+        raise ValueError("the order of another node")
+    if not all(0 <= at <= LAST_MS for at in (order.ordered_ms, order.changed_ms, order.ready_ms, order.idle_ms)):
+        raise ValueError("a time out of range")
+    return order
 
 
 def reservation_from(row: Row) -> Reservation:

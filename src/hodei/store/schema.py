@@ -132,7 +132,10 @@ _VERSION_2 = quarantine.TABLE
 # What a run used, as JSON.
 _VERSION_4 = ("ALTER TABLE run ADD COLUMN usage TEXT",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.AUDIT_DETAIL, _VERSION_4)
+# Nodes that were ordered and are not reported stopped.
+_VERSION_5 = ("CREATE TABLE node_order (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.AUDIT_DETAIL, _VERSION_4, _VERSION_5)
 VERSION = len(MIGRATIONS)
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from hodei.model.accounting import UsageRow
 from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord
+from hodei.model.capacity import NodeOrder
 from hodei.model.cron import Periodic
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
@@ -133,6 +134,9 @@ class SqliteStore:
 
     def overrides(self) -> list[NodeOverrides]:
         return self._read_all("node mark", "SELECT node, body FROM mark ORDER BY node", rows.overrides_from)
+
+    def node_orders(self) -> list[NodeOrder]:
+        return self._read_all("node order", "SELECT node, body FROM node_order ORDER BY node", rows.node_order_from)
 
     def reservations(self) -> list[Reservation]:
         return self._read_all("reservation", "SELECT name, body FROM reservation ORDER BY name", rows.reservation_from)

@@ -101,6 +101,8 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
     _replace(db, "periodic", "name", periodics)
     reservations = {name: None if save.deleted else save.reservation for name, save in batch.reservations.items()}
     _replace(db, "reservation", "name", reservations)
+    node_orders = {name: None if save.deleted else save.order for name, save in batch.node_orders.items()}
+    _replace(db, "node_order", "node", node_orders)
     rows.change_counts(db, states)
 
 

@@ -12,7 +12,8 @@ import pytest
 from msgspec import structs
 
 from hodei.model.affinity import NodeTerm, Requirement, parse_selector
-from hodei.model.effects import Save, SaveEvent, SaveJob, SaveOverrides, SaveRun, SaveValue
+from hodei.model.capacity import NodeOrder
+from hodei.model.effects import Save, SaveEvent, SaveJob, SaveNodeOrder, SaveOverrides, SaveRun, SaveValue
 from hodei.model.errors import Conflict, InvalidInput, NotFound, StaleEpoch, Unavailable
 from hodei.model.job import (
     Affinity,
@@ -32,7 +33,7 @@ from hodei.model.job import (
     Toleration,
     Verdict,
 )
-from hodei.model.node import Location, NodeOverrides, Taint
+from hodei.model.node import Location, Node, NodeOverrides, Taint
 from hodei.model.outcome import StopReason
 from hodei.model.usage import RunUsage
 from hodei.ports import JobQuery, NodeRunsQuery, Store
@@ -222,6 +223,15 @@ class StoreConformance(StoreQueries, StoreRecords):
         assert store.events() == [event, an_event(2, "node.joined", node="n1")]
         assert store.overrides() == [overrides]
         assert store.key("k") == a_key("k", (1, 2, 3))
+
+    def test_orders_of_nodes_come_back_until_they_are_deleted(self, store: Any) -> None:
+        store.open()
+        first = NodeOrder(Node("b", "rack", group="large", phase="potential"), "starting", 5, 5)
+        second = NodeOrder(Node("a", "rack"), "ready", 5, 7, 7, 9)
+        store.commit([SaveNodeOrder(first), SaveNodeOrder(second)])
+        assert store.node_orders() == [second, first]
+        store.commit([SaveNodeOrder(first, deleted=True)])
+        assert store.node_orders() == [second]
 
     def test_the_last_overrides_of_a_node_count_and_empty_ones_are_deleted(self, store: Any) -> None:
         store.commit(

@@ -407,6 +407,7 @@ def test_a_store_without_a_valid_epoch_is_an_error(path: Path, opened: SqliteSto
 def test_a_file_of_an_older_version_gets_its_quarantine(path: Path):
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("DROP TABLE quarantine")
+    db.execute("DROP TABLE node_order")
     db.execute("ALTER TABLE audit DROP COLUMN detail")
     db.execute("ALTER TABLE run DROP COLUMN usage")
     db.execute("PRAGMA user_version = 1")
@@ -424,6 +425,7 @@ TABLES = (
     "event",
     "mark",
     "reservation",
+    "node_order",
     "usage",
     "note",
     "periodic",

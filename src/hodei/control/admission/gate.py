@@ -164,7 +164,7 @@ class Gate:
         if self._generation != table.generation:
             self._generation = table.generation
             self._sizes.clear()
-            self._idle = table.at_best()
+            self._idle = table.idle_copy()
             self._idle.settle()
 
     def _describe(self, spec: JobSpec, refusal: Refusal) -> str:
@@ -265,6 +265,6 @@ class BackendAvailability:
             node.name: (node.not_ready_reason, node.not_ready_code) for node in table.nodes if node.not_ready_code
         }
         if self._down or self._unreached.reports:
-            self._all, self._up = table.at_best(), table.at_best(backends_up=True)
+            self._all, self._up = table.idle_copy(), table.idle_copy(backends_up=True)
             self._all.settle()
             self._up.settle()

@@ -45,6 +45,7 @@ from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JOB_ENDED, NOT_ESCALATED, RUN_ENDED, Job, JobSpec, Run
 from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_time
+from hodei.model.usage import efficiency
 
 if TYPE_CHECKING:
     from hodei.control.controller import Controller
@@ -94,8 +95,11 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
     nodes = sorted({run.node for run in live or gang})
     where = f" on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}" if nodes else ""
     status: Status
+    hint = ""
     if job.state in JOB_ENDED:
         status, code = "ended", job.reason_code or job.state.upper()
+        used = efficiency(job.spec, gang, now_ms)
+        hint = used.hint if used is not None else ""
         text = f"{job.state}{where}{': ' + job.reason if job.reason else ''}"
     elif job.state == "running":
         status, code, text = "running", "RUNNING", f"running{where}"
@@ -109,7 +113,8 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
         code, text = "CANCELLING", f"{text}; being cancelled"
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, placements=places,
-        attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms, escalation_steps=escalation_steps(job.spec, job.escalation_state),
+        attempts=job.attempt, hint=hint, scheduler_beat_ms=beat_ms, at_ms=now_ms,
+        escalation_steps=escalation_steps(job.spec, job.escalation_state),
     )  # fmt: skip
 
 
@@ -330,7 +335,7 @@ def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Ex
 def _would_preempt(spec: JobSpec, taking: Preemption, now_ms: int) -> Explanation:
     nodes = sorted({placed.node.name for placed in taking.placements})
     victims = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.victims[:5])
-    leaving = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.leaving[:5])
+    leaving = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.stopping[:5])
     how = f"would preempt job {victims}" if victims else f"would wait for job {leaving}, which is stopping"
     text = f"{how}, on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
     trigger = "when they have stopped"

@@ -119,7 +119,7 @@ class Gangs:
         for run in missing:
             if pause_ms and run.state == "failed":
                 member = Member(job.spec, job.spec.task_of(run.member))
-                self._cluster.table.hold(run.node, member.task.request, member, run.grant)
+                self._cluster.table.place_by_name(run.node, member.task.request, member, run.grant)
                 kept.append(Place(run.node, member, run.grant))
         self.repairs[job.id] = Repair(
             self._joining_gang(job, [run.member for run in missing]),
@@ -142,7 +142,7 @@ class Gangs:
         for repair in self.repairs.values():
             for name, member, grant in repair.kept:
                 if name == node:
-                    self._cluster.table.let_go(name, member.task.request, member, grant)
+                    self._cluster.table.release_by_name(name, member.task.request, member, grant)
             repair.kept = [place for place in repair.kept if place.node != node]
 
     def _end_repair(self, id: JobId) -> None:
@@ -152,7 +152,7 @@ class Gangs:
 
     def _free_kept(self, repair: Repair) -> None:
         for name, member, grant in repair.kept:
-            self._cluster.table.let_go(name, member.task.request, member, grant)
+            self._cluster.table.release_by_name(name, member.task.request, member, grant)
         repair.kept = []
 
     def due_repairs(self, now_ms: int, *, woken: bool) -> list[Gang]:

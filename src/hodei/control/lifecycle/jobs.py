@@ -38,7 +38,7 @@ from hodei.model.outcome import StopCode, StopReason, failure_class, job_code_of
 # Slurm and PBS report times in whole seconds.
 _ROUNDING_MS = 2000
 # A per-node job goes on after these: each stopped member starts again, and no other.
-_STOPS_MEMBERS: tuple[StopCode, ...] = ("preempted", "reclaimed", "cleared", "outstayed")
+_STOPS_MEMBERS: tuple[StopCode, ...] = ("preempted", "reclaimed", "cleared", "outstayed", "node_reclaimed")
 
 # How an attempt ended, see `JobLifecycle._ending`; `_CONCLUSIONS` has what follows.
 Ending = Literal[
@@ -56,6 +56,7 @@ _CODE_AFTER_STOP: dict[StopCode, str] = {
     "overran": "OVERRUN",
     "cleared": "RESERVATION_STARTED",
     "outstayed": "RESERVATION_ENDED",
+    "node_reclaimed": "NODE_RECLAIMED",
 }
 
 
@@ -107,17 +108,24 @@ class JobLifecycle:
     def run_lost(self, run: Run, now_ms: int, reason: str) -> None:
         self._end(run, "lost", now_ms, RunObserved(run.id, "lost", now_ms, reason_code="lost", reason=reason))
 
+    def run_reclaimed(self, run: Run, now_ms: int) -> None:
+        """Its provider has taken back the node: the run has stopped, by nobody's fault, and its job is queued again."""
+        self.evict(run, StopReason("node_reclaimed", run.node), now_ms)
+        stopped = self._cluster.run(run.id)
+        if stopped is not None and stopped.state not in RUN_ENDED:
+            self._end(stopped, "stopped", now_ms, RunObserved(run.id, "stopped", now_ms))
+
     def hold_capacity(self, run: Run) -> None:
         """A restored run holds its capacity even before its node has joined again."""
         job = self._cluster.jobs[run.job].spec
         task = job.task_of(run.member)
-        self._cluster.table.hold(run.node, task.request, Member(job, task), run.grant)
+        self._cluster.table.place_by_name(run.node, task.request, Member(job, task), run.grant)
 
     def _end(self, run: Run, state: RunState, now_ms: int, fact: RunObserved) -> None:
         cluster = self._cluster
         job = cluster.jobs[run.job]
         task = job.spec.task_of(run.member)
-        cluster.table.let_go(run.node, task.request, Member(job.spec, task), run.grant)
+        cluster.table.release_by_name(run.node, task.request, Member(job.spec, task), run.grant)
         stop_reason = run.stop_reason
         finished_ms = clamp_time(fact.at_ms, run.started_ms or run.placed_ms, now_ms)
         if finished_ms != fact.at_ms:
@@ -189,7 +197,7 @@ class JobLifecycle:
         """End a placed gang whose members continue as jobs of their own. No run is stopped: none has started."""
         for run in self._cluster.live_runs(job.id):
             task = job.spec.task_of(run.member)
-            self._cluster.table.let_go(run.node, task.request, Member(job.spec, task), run.grant)
+            self._cluster.table.release_by_name(run.node, task.request, Member(job.spec, task), run.grant)
             self._cluster.change_run(run, to="stopped", finished_ms=at_ms)
         self._cluster.wake("run_ended")
         self.finish(job, "cancelled", now_ms, "GANG_SPLIT", "its members continue as jobs of their own")

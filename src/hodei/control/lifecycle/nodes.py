@@ -9,10 +9,11 @@ are known after a restart.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hodei.control.accounting.accounts import Accounts
+from hodei.control.capacity.scaling import NodeScaling
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.lifecycle.preemption import PreemptionControl
@@ -21,9 +22,18 @@ from hodei.control.state import ClusterState, Timers
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import summary
 from hodei.engine.plan import Refusal
-from hodei.engine.preemption.victims import NO_PARTS, Place
+from hodei.engine.preemption.victims import NO_DEVICES, Place
 from hodei.engine.view import Gang
-from hodei.model.facts import JobMigrated, NodeJoined, NodeLost, NodeOverridden
+from hodei.model.facts import (
+    CapacityPlanned,
+    Fact,
+    JobMigrated,
+    NodeJoined,
+    NodeLost,
+    NodeOrderRestored,
+    NodeOverridden,
+    NodeRefused,
+)
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, Move, TaskSpec
 from hodei.model.node import Node, NodeOverrides
@@ -32,6 +42,9 @@ from hodei.model.resources import format_resources
 
 # A job that was moved avoids its old nodes for this long; then any node will do.
 MOVE_TIMEOUT_MS = 600_000
+NODE_FACTS = (NodeJoined, NodeLost, NodeOverridden, NodeOrderRestored, NodeRefused, CapacityPlanned)
+# Phases of nodes that may have runs.
+_HAS_RUNS = ("ready", "draining", "stopping")
 
 
 class TaintEviction:
@@ -145,6 +158,21 @@ class Relocation:
         places = self._trial(job, self._allowed_nodes(job, to), now_ms)
         return places if isinstance(places, str) else ""
 
+    def hold_elsewhere(self, jobs: Sequence[JobId], now_ms: int) -> bool:
+        """Hold capacity for all of these jobs on other nodes, in addition to what they use now; False, and nothing is
+        held, if one finds none."""
+        held: list[JobId] = []
+        for id in jobs:
+            job = self._cluster.jobs[id]
+            places = self._trial(job, self._allowed_nodes(job, ""), now_ms) if can_move(job) else ""
+            if isinstance(places, str):
+                for other in held:
+                    self._release(other)
+                return False
+            self._hold(id, places)
+            held.append(id)
+        return True
+
     def _allowed_nodes(self, job: Job, to: NodeName) -> Move:
         return Move(to) if to else Move(off=tuple(sorted({run.node for run in self._cluster.live_runs(job.id)})))
 
@@ -160,17 +188,17 @@ class Relocation:
             if isinstance(found, Refusal):
                 return summary(found.verdicts, found.nodes)
             self._engine.undo(found)
-        return [Place(placed.node.name, placed.member, NO_PARTS) for placed in found]
+        return [Place(placed.node.name, placed.member, NO_DEVICES) for placed in found]
 
     def _hold(self, id: JobId, places: list[Place]) -> None:
         self._release(id)
         for name, member, grant in places:
-            self._cluster.table.hold(name, member.task.request, member, grant)
+            self._cluster.table.place_by_name(name, member.task.request, member, grant)
         self.held[id] = places
 
     def _release(self, id: JobId) -> None:
         for name, member, grant in self.held.pop(id, ()):
-            self._cluster.table.let_go(name, member.task.request, member, grant)
+            self._cluster.table.release_by_name(name, member.task.request, member, grant)
 
     def _job_left(self, job: Job) -> None:
         self._release(job.id)
@@ -226,13 +254,35 @@ class NodeEvents:
         evictions: TaintEviction,
         preemption: PreemptionControl,
         relocation: Relocation,
+        scaling: NodeScaling,
     ) -> None:
         self._cluster, self._lifecycle, self._gangs = cluster, lifecycle, gangs
         self._evictions, self._preemption, self._relocation = evictions, preemption, relocation
+        self._scaling = scaling
+
+    def apply(self, fact: Fact, now_ms: int) -> None:
+        """One of NODE_FACTS."""
+        match fact:
+            case NodeJoined():
+                self.joined(fact, now_ms)
+            case NodeLost():
+                self.lost(fact, now_ms)
+            case NodeOverridden():
+                self.overridden(fact, now_ms)
+            case NodeOrderRestored(order=order):
+                self._scaling.restored(order)
+            case NodeRefused():
+                self._scaling.refused(fact, now_ms)
+            case CapacityPlanned(plan=plan):
+                for name in self._scaling.apply(plan, now_ms):
+                    self._relocation.drain(name, now_ms)
 
     def joined(self, fact: NodeJoined, now_ms: int) -> None:
-        node, cluster = fact.node, self._cluster
-        known = cluster.nodes.get(node.name)
+        cluster = self._cluster
+        known = cluster.nodes.get(fact.node.name)
+        node = self._scaling.joined(fact.node, now_ms)
+        if known is not None and known.phase in _HAS_RUNS and node.phase in ("potential", "starting"):
+            self._take_away(node.name, f"node {node.name} was switched off", now_ms, reclaimed=node.spot)
         if known != node:
             cluster.put_node(node)
             self._evictions.check_node(node.name, now_ms)
@@ -244,17 +294,24 @@ class NodeEvents:
         name, cluster = fact.node, self._cluster
         if name not in cluster.nodes:
             return
-        self._gangs.release_node(name)
-        self._relocation.release_node(name)
-        self._preemption.abandon_node(name, f"node {name} was lost", now_ms)
-        for held in sorted(cluster.on_node.get(name, ())):
-            run = cluster.run(held)
-            if run is not None:
-                self._lifecycle.run_lost(run, now_ms, fact.reason or f"node {name} was lost")
         node = cluster.nodes[name]
+        self._take_away(name, fact.reason or f"node {name} was lost", now_ms, reclaimed=fact.reclaimed)
+        self._scaling.lost(name, now_ms)
         cluster.remove_node(name)
         cluster.emit("node.lost", now_ms, node=name, reason=fact.reason, **_node_detail(node))
         cluster.wake("node_changed")
+
+    def _take_away(self, name: NodeName, reason: str, now_ms: int, *, reclaimed: bool) -> None:
+        """A node is gone, with the runs and the held capacity on it."""
+        self._gangs.release_node(name)
+        self._relocation.release_node(name)
+        self._preemption.abandon_node(name, reason, now_ms)
+        for held in sorted(self._cluster.on_node.get(name, ())):
+            run = self._cluster.run(held)
+            if run is not None and reclaimed:
+                self._lifecycle.run_reclaimed(run, now_ms)
+            elif run is not None:
+                self._lifecycle.run_lost(run, now_ms, reason)
 
     def overridden(self, fact: NodeOverridden, now_ms: int) -> None:
         cluster = self._cluster

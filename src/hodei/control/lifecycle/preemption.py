@@ -26,7 +26,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preemption.search import Preemption, Preemptions, Victim
-from hodei.engine.preemption.victims import FOREVER, NO_PARTS, By, Guard, Place, VictimCandidate, VictimIndex
+from hodei.engine.preemption.victims import FOREVER, NO_DEVICES, By, Guard, Place, VictimCandidate, VictimIndex
 from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import JobId, NodeName
@@ -174,14 +174,17 @@ class PreemptionControl:
         found = self._search(gang, view)
         if found is not None and self.links:
             found.victims = self.links.split(found.victims, stopping=False)
-            found.leaving = self.links.split(found.leaving, stopping=True)
+            found.stopping = self.links.split(found.stopping, stopping=True)
         self.retry_later = self._preemptions.retry_later
-        if found is not None and not found.victims and not found.leaving:
+        if found is not None and not found.victims and not found.stopping:
             return None  # no victim: it was refused for another reason than capacity
         if found is not None and len(found.victims) > self._budget_left(view.now_ms):
             self.retry_later = True
             return None
         return found
+
+    def disable(self) -> None:
+        self._policy = structs.replace(self._policy, enabled=False)
 
     def _may_preempt(self, gang: Gang) -> bool:
         return self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts
@@ -244,12 +247,12 @@ class PreemptionControl:
     ) -> list[Eviction]:
         cluster, lower = self._cluster, self._lower_holds(gang)
         self._free(lower)
-        waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}
+        waiting = {run.id for victim in (*found.victims, *found.stopping) for run in self._runs_of(victim)}
         places = []
         for placed in found.placements:
             # No devices yet: the victims still have them. They are chosen when the gang is placed.
-            cluster.table.hold(placed.node.name, placed.member.task.request, placed.member, NO_PARTS)
-            places.append(Place(placed.node.name, placed.member, NO_PARTS))
+            cluster.table.place_by_name(placed.node.name, placed.member.task.request, placed.member, NO_DEVICES)
+            places.append(Place(placed.node.name, placed.member, NO_DEVICES))
         stopped = tuple(run.id for victim in found.victims for run in self._runs_of(victim))
         self.holds[gang.id] = Hold(gang, places, waiting, stopped, requeue_on)
         nodes = sorted({place.node for place in places})
@@ -258,7 +261,7 @@ class PreemptionControl:
             self._evicted_at.append(now_ms)
             self._stop_victim(victim, gang, now_ms)
             evictions.append(Eviction(victim.id, gang.id, victim.nodes, victim.members))
-        victims = ", ".join(_describe(victim) for victim in (*found.victims, *found.leaving))
+        victims = ", ".join(_describe(victim) for victim in (*found.victims, *found.stopping))
         text = f"preempting on {', '.join(nodes[:5])}: waiting for job {victims} to stop"
         cluster.change_job(cluster.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
         cluster.emit("job.preempting", now_ms, job=gang.id, victims=[v.id for v in found.victims], nodes=nodes[:20])
@@ -322,12 +325,12 @@ class PreemptionControl:
     def _free(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             for name, member, grant in hold.places:
-                self._cluster.table.let_go(name, member.task.request, member, grant)
+                self._cluster.table.release_by_name(name, member.task.request, member, grant)
 
     def _hold(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             for name, member, grant in hold.places:
-                self._cluster.table.hold(name, member.task.request, member, grant)
+                self._cluster.table.place_by_name(name, member.task.request, member, grant)
 
     def _take_from(self, freed: Iterable[Hold], gang: Gang, now_ms: int) -> None:
         """A gang was placed while these holds were freed: restore those that still fit, abandon the others."""
@@ -350,7 +353,7 @@ class PreemptionControl:
             here = [run for id in self._cluster.on_node.get(name, ()) if (run := self._cluster.run(id)) is not None]
             stopping = [run for run in here if run.stop_reason]
             requests = [self._cluster.jobs[run.job].spec.task_of(run.member).request for run in stopping]
-            for resource, used in table.holds[row].used.items():
+            for resource, used in table.node_usage[row].used.items():
                 freed = sum(request.get(resource, 0) for request in requests)
                 if used - freed > table.allocatable[row].get(resource, 0):
                     return False
@@ -402,7 +405,7 @@ class PreemptionControl:
         for name, member, _ in hold.places:
             row = table.row.get(name)
             if row is not None:
-                allocatable, used, request = table.allocatable[row], table.holds[row].used, member.task.request
+                allocatable, used, request = table.allocatable[row], table.node_usage[row].used, member.task.request
                 if all(
                     used.get(resource, 0) <= allocatable.get(resource, 0) for resource in request if request[resource]
                 ):

@@ -10,7 +10,7 @@ from hodei.control.lifecycle.runs import stop_order
 from hodei.control.state import ClusterState
 from hodei.engine.points import ANY_TRIGGER, Trigger
 from hodei.engine.preemption.search import Victim
-from hodei.engine.preemption.victims import Going, Guard, Place, VictimCandidate
+from hodei.engine.preemption.victims import Disruption, Guard, Place, VictimCandidate
 from hodei.engine.view import Gang
 from hodei.model.effects import WithdrawStop
 from hodei.model.ids import JobId, RunId
@@ -223,7 +223,7 @@ class LinkGuard:
     def guarded(self, job: JobId) -> bool:
         return any(self._guard.guarded(id) for id in self._links.jobs(job))
 
-    def violations(self, going: Sequence[Going]) -> list[int]:
+    def violations(self, disruptions: Sequence[Disruption]) -> list[int]:
         by_victim = [
             [(id, ()) for id in self._links.jobs(job, some)] if job < 0 else [(job, some)] for job, some in going
         ]

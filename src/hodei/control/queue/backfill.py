@@ -343,7 +343,7 @@ class BackfillQueue(GangQueue):
         table = self._engine.table
         for node, request in reservation.places:
             row = table.row[node]
-            allocatable, used = table.allocatable[row], table.holds[row].used
+            allocatable, used = table.allocatable[row], table.node_usage[row].used
             if any(allocatable.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
                 return False
         return True

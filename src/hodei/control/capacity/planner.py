@@ -1,0 +1,312 @@
+"""The capacity planner: which potential nodes the pending jobs need, and which nodes can be emptied.
+
+It lets the scheduler itself decide on a copy of its state in which potential nodes exist. So gangs, affinity, spreading,
+taints, quotas, budgets and the order of the queues count exactly as they do for a start. Three things differ: nothing is
+preempted, members are packed, and a gang that does not fit on existing nodes gets the cheapest nodes that take it.
+
+`plan_capacity` changes the controller: call it with a clone, or in a forked child.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from msgspec import structs
+
+from hodei.control.capacity.scaling import HOUR_MS, NodeScaling
+from hodei.control.controller import Controller
+from hodei.control.queue.backfill import BackfillQueue
+from hodei.control.queue.base import SchedulingQueue
+from hodei.engine.nodes import Ints, Nodes, Table
+from hodei.engine.points import MAX_SCORE, Layout, Layouts, Reads
+from hodei.engine.profile import Weighted
+from hodei.engine.view import Gang, Member, View
+from hodei.model.capacity import CapacityOutlook, CapacityPlan, PlannedNode
+from hodei.model.ids import JobId, NodeName, job_of
+from hodei.model.job import Checkpoint, Job, Reason
+from hodei.model.node import Node
+from hodei.model.resources import CPU, GPU, MEMORY
+
+# So many potential nodes of a group are considered in one plan; further ones follow in the next.
+_MAX_PER_GROUP = 200
+_MAX_STEPS = 20
+_MAX_DRAINS = 5
+# A run without estimate is assumed to take this long, to compare spot with other prices.
+_USUAL_RUN_MS = HOUR_MS
+
+
+def plan_capacity(controller: Controller, now_ms: int, go_on: Callable[[], bool] = lambda: True) -> CapacityPlan:
+    scaling = controller.scaling
+    offered = _offered_groups(scaling, controller.cluster.nodes.values(), now_ms)
+    pending = any(controller.pending().values())
+    drain = () if pending else _nodes_to_drain(controller, now_ms)
+    if not pending or not offered:
+        return CapacityPlan(now_ms, drain=drain)
+    planner = _Planner(controller, offered, now_ms)
+    planner.run(go_on)
+    return planner.answer(drain)
+
+
+def _offered_groups(scaling: NodeScaling, nodes: Iterable[Node], now_ms: int) -> dict[str, list[Node]]:
+    """Potential nodes that can be ordered now, by group."""
+    groups: dict[str, list[Node]] = defaultdict(list)
+    for node in nodes:
+        if node.phase == "potential" and node.ready and not node.cordoned and scaling.problem(node, now_ms) is None:
+            groups[node.group].append(node)
+    spot = scaling.policy.spot
+    out = {}
+    for group, members in sorted(groups.items()):
+        policy = scaling.policy.of(members[0])
+        left = policy.max - len(scaling.members(group))
+        if left > 0 and not (members[0].spot and spot == "never"):
+            members.sort(key=lambda node: (node.cost_milli, node.name))
+            out[group] = members[: min(left, _MAX_PER_GROUP)]
+    return out
+
+
+class _Planner:
+    def __init__(self, controller: Controller, offered: dict[str, list[Node]], now_ms: int) -> None:
+        self._controller, self._offered, self._now_ms = controller, offered, now_ms
+        self._scaling = controller.scaling
+        self._new = {node.name: node for nodes in offered.values() for node in nodes}
+        self._paid_milli = self._scaling.hourly_cost_milli()
+        self._forecasts = controller.cluster.availability.forecasts
+        self._placed: dict[JobId, list[NodeName]] = {}
+        self._notes: dict[JobId, str] = {}
+
+    def run(self, go_on: Callable[[], bool]) -> None:
+        controller, cluster = self._controller, self._controller.cluster
+        for order in cluster.node_orders.values():
+            if order.phase == "starting":
+                cluster.put_node(structs.replace(order.node, phase="ready"))
+        for node in self._new.values():
+            cluster.put_node(structs.replace(node, phase="ready"))
+        controller.preemption.disable()
+        self._use_planning_profiles()
+        cluster.wake("node_joined")
+        for _ in range(_MAX_STEPS):
+            plan = controller.step(self._now_ms).plan
+            for bind in plan.binds:
+                self._placed.setdefault(bind.job, []).append(bind.node)
+            if not cluster.unfinished or not go_on():
+                return
+
+    def _use_planning_profiles(self) -> None:
+        """Pack on what exists, then on the cheapest new nodes. Shapes stay valid: the new plugins read nothing of a member
+        but its request."""
+        packing, choice = (Weighted(_Packing(self), 1),), _CheapestNodes(self)
+        for profile in self._controller.engine.profiles.values():
+            structs.force_setattr(profile, "scores", packing)
+            structs.force_setattr(profile, "layouts", (*profile.layouts, choice))
+        self._controller.engine.use(dict(self._controller.engine.profiles))
+        for queue in self._controller.queues.values():
+            for gang in _gangs(queue):
+                gang.layout_plugins = (*gang.layout_plugins, choice)
+
+    def is_new(self, name: NodeName) -> bool:
+        return name in self._new
+
+    def options(self, gang: Gang, table: Table) -> list[Layout]:
+        """First the nodes that exist or are planned already, then these with each group, cheapest first."""
+        is_open = self.open_rows(table)
+        out = [_layout(gang, is_open)]
+        if self._starts_soon(gang):
+            return out
+        everything = is_open.copy()
+        for _, group in sorted((self._price(gang, nodes[0]), group) for group, nodes in self._offered.items()):
+            rows = is_open.copy()
+            for node in self._affordable(group, table):
+                rows[table.row[node.name]] = True
+            out.append(_layout(gang, rows))
+            everything |= rows
+        if len(self._offered) > 1:
+            out.append(_layout(gang, everything))
+        return out
+
+    def open_rows(self, table: Table) -> np.ndarray:
+        """Nodes that exist, and new ones on which something is planned."""
+        rows = np.ones(len(table.names), dtype=np.bool_)
+        for name in self._new:
+            row = table.row.get(name)
+            if row is not None and not table.holds[row].runs:
+                rows[row] = False
+        return rows
+
+    def _affordable(self, group: str, table: Table) -> list[Node]:
+        """The unused new nodes of a group that the limit on the cost allows."""
+        limit = self._scaling.policy.max_cost_milli
+        nodes = [n for n in self._offered[group] if n.name in table.row and not table.holds[table.row[n.name]].runs]
+        if limit:
+            used = sum(n.cost_milli for n in self._new.values() if table.holds[table.row[n.name]].runs)
+            price = max(self._offered[group][0].cost_milli, 1)
+            nodes = nodes[: max((limit - self._paid_milli - used) // price, 0)]
+        return nodes
+
+    def _starts_soon(self, gang: Gang) -> bool:
+        """Whether it starts on existing nodes before a new one would be ready."""
+        start_ms = self._forecasts.get(gang.id)
+        if start_ms is None:
+            return False
+        fastest = min(self.startup_ms(nodes[0]) for nodes in self._offered.values())
+        if start_ms > self._now_ms + fastest + self._scaling.policy.slack_ms:
+            return False
+        self._notes[gang.id] = (
+            f"it is expected to start in {max(start_ms - self._now_ms, 0) // 1000} s without a new node"
+        )
+        return True
+
+    def startup_ms(self, node: Node) -> int:
+        return self._scaling.startup_ms.get(node.group) or node.startup_ms
+
+    def _price(self, gang: Gang, node: Node) -> tuple[int, int, int, str]:
+        """What the gang would cost per hour on nodes like this one, with the work that losses repeat; then how fast it
+        would start."""
+        count = nodes_needed(gang, node)
+        per_hour = node.cost_milli * count
+        if node.spot:
+            per_hour = round(per_hour * spot_overhead(gang, node, self.startup_ms(node)))
+        last = int(node.spot and self._scaling.policy.spot == "last")
+        return last, per_hour, self.startup_ms(node), node.group
+
+    def answer(self, drain: tuple[NodeName, ...]) -> CapacityPlan:
+        jobs_on: dict[NodeName, list[JobId]] = defaultdict(list)
+        outlooks = []
+        for job, names in sorted(self._placed.items()):
+            new = sorted({name for name in names if name in self._new})
+            for name in new:
+                jobs_on[name].append(job)
+            if new:
+                nodes = [self._new[name] for name in new]
+                ready_ms = self._now_ms + max(map(self.startup_ms, nodes))
+                cost = sum(node.cost_milli for node in nodes)
+                outlooks.append(CapacityOutlook(job, nodes[0].group, len(nodes), ready_ms, cost))
+            elif starting := [name for name in names if self._starting_ms(name)]:
+                order = self._controller.cluster.node_orders[starting[0]]
+                ready_ms = max(map(self._starting_ms, starting))
+                outlooks.append(
+                    CapacityOutlook(job, order.node.group, len(set(starting)), ready_ms, order.node.cost_milli)
+                )
+        outlooks += [CapacityOutlook(job, note=text) for job, text in self._notes.items() if job not in self._placed]
+        wanted = tuple(PlannedNode(name, tuple(jobs_on[name])) for name in sorted(jobs_on))
+        return CapacityPlan(self._now_ms, wanted, drain, tuple(outlooks))
+
+    def _starting_ms(self, name: NodeName) -> int:
+        """When an ordered node that is starting will be ready; 0 for other nodes."""
+        order = self._controller.cluster.node_orders.get(name)
+        if order is None or order.phase != "starting":
+            return 0
+        return max(order.ordered_ms + self.startup_ms(order.node), self._now_ms)
+
+
+class _CheapestNodes:
+    """A gang uses the nodes that exist, or additionally new ones of the cheapest group that takes it whole."""
+
+    name = "capacity"
+
+    def __init__(self, planner: _Planner) -> None:
+        self._planner = planner
+
+    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts:
+        reason = Reason(self.name, "NO_CAPACITY_OFFERED", "no group of nodes that can be started takes it")
+        return Layouts(self._planner.options(gang, table), reason)
+
+
+class _Packing:
+    """Existing and planned nodes come before new ones, and used ones before empty ones."""
+
+    name = "packing"
+    reads: Reads = "usage"
+
+    def __init__(self, planner: _Planner) -> None:
+        self._planner = planner
+
+    def key(self, member: Member) -> None:
+        return None
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints:
+        new = np.fromiter((self._planner.is_new(node.name) for node in nodes.each()), np.bool_, len(nodes))
+        half = MAX_SCORE // 2
+        points: Ints = np.where(new & (nodes.runs() == 0), 0, half)
+        request = [resource for resource, amount in member.task.request.items() if amount]
+        for resource in request:
+            points = points + np.minimum(nodes.share(nodes.used(resource), resource), MAX_SCORE) // 2 // len(request)
+        return points
+
+
+def nodes_needed(gang: Gang, node: Node) -> int:
+    """How many such nodes the needed members fill, by their requests alone."""
+    shares = 0.0
+    for member, numbers in zip(gang.members, gang.needed, strict=True):
+        request = member.task.request
+        fits = min((node.capacity.get(r, 0) // amount for r, amount in request.items() if amount), default=len(numbers))
+        shares += len(numbers) / fits if fits else len(numbers)
+    return max(-int(-shares // 1), 1)
+
+
+def spot_overhead(gang: Gang, node: Node, startup_ms: int) -> float:
+    """How much longer work takes on nodes that are taken back: each loss repeats half of what is lost, which is the time
+    since the last checkpoint or the whole run, and a new start."""
+    run_ms = gang.expected_ms or _USUAL_RUN_MS
+    checkpoint = gang.job.checkpoint
+    lost_ms = run_ms if checkpoint == Checkpoint() else min(checkpoint.every_ms or run_ms, run_ms)
+    losses_per_ms = node.losses_milli / 1000 / 1000 / HOUR_MS
+    repeated = losses_per_ms * (lost_ms / 2 + startup_ms)
+    return 1 / (1 - repeated) if repeated < 0.99 else 100.0
+
+
+def _gangs(queue: SchedulingQueue | BackfillQueue) -> Iterable[Gang]:
+    return queue.gangs.values()
+
+
+def _layout(gang: Gang, rows: np.ndarray) -> Layout:
+    return Layout((rows,) * len(gang.members))
+
+
+def _nodes_to_drain(controller: Controller, now_ms: int) -> tuple[NodeName, ...]:
+    """Nodes whose runs would all fit on other nodes that stay, the least used first. Only work that loses little is moved:
+    that of jobs that take checkpoints, and of long-running services."""
+    cluster, policy = controller.cluster, controller.scaling.policy
+    if not policy.consolidate_percent:
+        return ()
+    used = {name: _used_percent(cluster.table, name) for name in cluster.node_orders}
+    candidates = []
+    for order in list(cluster.node_orders.values()):
+        if order.phase == "ready" and order.idle_ms:
+            cluster.put_node(
+                structs.replace(order.node, phase="draining")
+            )  # it is released anyway: nothing moves there
+        elif (
+            order.phase == "ready"
+            and used[order.name] < policy.consolidate_percent
+            and now_ms - order.ready_ms >= policy.of(order.node).idle_ms
+            and len(controller.scaling.members(order.node.group)) > policy.of(order.node).min
+        ):
+            candidates.append(order)
+    candidates.sort(key=lambda order: (used[order.name], -order.node.cost_milli, order.name))
+    drained: list[NodeName] = []
+    for order in candidates[: 4 * _MAX_DRAINS]:
+        jobs = sorted({job_of(run) for run in cluster.on_node[order.name]})
+        if all(_moves_cheaply(cluster.jobs[job]) for job in jobs):
+            cluster.put_node(structs.replace(order.node, phase="draining"))
+            if controller.relocation.hold_elsewhere(jobs, now_ms):
+                drained.append(order.name)
+            else:
+                cluster.put_node(structs.replace(order.node, phase="ready"))
+        if len(drained) == _MAX_DRAINS:
+            break
+    return tuple(drained)
+
+
+def _moves_cheaply(job: Job) -> bool:
+    return job.spec.size == 1 and job.spec.checkpoint != Checkpoint()
+
+
+def _used_percent(table: Table, name: NodeName) -> int:
+    row = table.row.get(name)
+    if row is None:
+        return 100
+    used, capacity = table.usage(row), table.allocatable[row]
+    shares = [used.get(r, 0) * 100 // amount for r, amount in capacity.items() if amount and r in (CPU, MEMORY, GPU)]
+    return max(shares, default=0)
