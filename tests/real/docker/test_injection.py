@@ -19,13 +19,13 @@ RUNS = 24
 
 
 def hostile(canary: str) -> list[str]:
-    act = f"touch {canary}"
-    words = [
-        f"$({act})", f"`{act}`", f"; {act} ;", f"&& {act}", f"| {act}", f"\n{act}\n", f"'; {act}; '", f'"; {act}; "',
-        f"${{IFS}}{act}", f"$({act}", f">{canary}", f"<({act})", "--privileged", "-v", "/:/host", "--", "-", "*", "~",
+    command = f"touch {canary}"
+    strings = [
+        f"$({command})", f"`{command}`", f"; {command} ;", f"&& {command}", f"| {command}", f"\n{command}\n", f"'; {command}; '", f'"; {command}; "',
+        f"${{IFS}}{command}", f"$({command}", f">{canary}", f"<({command})", "--privileged", "-v", "/:/host", "--", "-", "*", "~",
         "%s%n", "\\", "é\u202e\U0001f680", "\t", "a=b",
     ]  # fmt: skip
-    return words[:RUNS]
+    return strings[:RUNS]
 
 
 def test_no_shell_reads_user_input(dockerd: DockerDaemons, tmp_path: Path):
@@ -33,28 +33,28 @@ def test_no_shell_reads_user_input(dockerd: DockerDaemons, tmp_path: Path):
     shared.mkdir()
     shared.chmod(0o777)
     canary = f"{shared}/canary"
-    words = hostile(canary)
+    strings = hostile(canary)
 
-    async def story() -> None:
+    async def scenario() -> None:
         backend = a_docker(tmp_path / "home", dockerd(), allow=Allow(mounts=(f"{shared}:rw",)))
         await backend.open()
-        desk = ReconnectingRecorder(backend, 120)
+        recorder = ReconnectingRecorder(backend, 120)
         try:
             orders = []
-            for job, word in enumerate(words, 1):
+            for job, string in enumerate(strings, 1):
                 order = an_order(
-                    job, "/bin/sh", "-c", 'printf "%s\\n" "$1" "$WORD" "$PWD"', "sh", word,
-                    env={"WORD": word, f"x {word.replace('=', '')}": word},
-                    labels={f"label {word}": word},
-                    workdir="/w" + word.replace("/", "_").strip(),
+                    job, "/bin/sh", "-c", 'printf "%s\\n" "$1" "$TEXT" "$PWD"', "sh", string,
+                    env={"TEXT": string, f"x {string.replace('=', '')}": string},
+                    labels={f"label {string}": string},
+                    workdir="/w" + string.replace("/", "_").strip(),
                     annotations={"docker.hodei.io/mounts": f"{shared}:{shared}:rw"},
                 )  # fmt: skip
-                orders.append(structs.replace(order, spec=structs.replace(order.spec, name=word)))
-            for end in await desk.run(*orders):
+                orders.append(structs.replace(order, spec=structs.replace(order.spec, name=string)))
+            for end in await recorder.run(*orders):
                 assert end.state == "succeeded", end
-            for order, word in zip(orders, words, strict=True):
-                said = (await desk.log(order.run.id)).decode()
-                assert said == f"{word}\n{word}\n{order.task.workdir}\n"
+            for order, string in zip(orders, strings, strict=True):
+                output = (await recorder.log(order.run.id)).decode()
+                assert output == f"{string}\n{string}\n{order.task.workdir}\n"
             for container in await asyncio.to_thread(dockerd().containers):
                 found = await asyncio.to_thread(dockerd().request, "GET", f"/containers/{container['Id']}/json")
                 assert found["HostConfig"]["Privileged"] is False
@@ -63,5 +63,5 @@ def test_no_shell_reads_user_input(dockerd: DockerDaemons, tmp_path: Path):
             await backend.close()
             dockerd().clear()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert list(shared.iterdir()) == []

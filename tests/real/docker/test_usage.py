@@ -1,4 +1,4 @@
-"""What containers used, as their daemon measures it."""
+"""The usage of containers, as measured by their daemon."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_a_running_container_is_measured_and_its_end_has_the_last_measurement(do
 
     async def ended() -> RunObserved:
         while True:
-            for seen in await backend.observe():
-                if seen.state in RUN_ENDED:
-                    return seen
+            for observed in await backend.observe():
+                if observed.state in RUN_ENDED:
+                    return observed
 
     async def scenario() -> None:
         await backend.open()
