@@ -21,6 +21,7 @@ from hodei.backends.registry import KindBroken, common_of, make_backend, make_or
 from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.admission.config import batch_of, build_router, find_problems
 from hodei.control.admission.gate import AdmissionPolicy
+from hodei.control.capacity.scaling import capacity_policy
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, CircuitPolicy, RetryPolicy
@@ -105,6 +106,7 @@ def make_controller(
         ),
         estimator=make_estimator(config.estimates, trusted),
         accounts=accounts_policy(config),
+        capacity=capacity_policy(config.capacity),
         profile_router=build_router(config, profiles, broken),
         last_event=last_event,
         max_tries=batch_of(config.parallel_scheduling),

@@ -220,6 +220,37 @@ class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_jobs: int = 5000
 
 
+class NodeGroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes of one group that a backend can start and stop. `min` and `max`: how many run; `warm`: how many idle ones are
+    kept ready. Others are released after `idle`. A node that is not ready after `boot_timeout` is switched off; after
+    `tries` such failures it is set aside for `pause`, and so is a group without capacity (longer each time)."""
+
+    min: int = 0
+    max: int = 10_000
+    warm: int = 0
+    idle: str = "10m"
+    boot_timeout: str = "15m"
+    tries: int = 3
+    pause: str = "2m"
+
+
+class CapacityConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Orders nodes for pending jobs, if backends offer potential nodes. `groups`: settings by group, else by backend.
+    `max_cost`: of all ordered nodes per hour. `slack`: no node is ordered for a job that is expected to start on existing
+    nodes at most this much later than a new node would be ready. `consolidate`: nodes that are used less than this many
+    percent may be emptied if others can take their work (0: never). `spot`: nodes that the provider may take back compete
+    by price and risk, are used `last`, or `never`."""
+
+    enabled: bool = True
+    interval: str = "5s"
+    max_cost: float | None = None
+    slack: str = "0s"
+    consolidate: int = 50
+    spot: Literal["allow", "last", "never"] = "allow"
+    default: NodeGroupConfig = NodeGroupConfig()
+    groups: dict[str, NodeGroupConfig] = {}
+
+
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Directories of this host and URLs below which jobs may wait for data; empty: none."""
 
@@ -273,6 +304,7 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     quotas: dict[str, QuotaConfig] = {}
     ranges: dict[str, RangeConfig] = {}
     budgets: dict[str, BudgetConfig] = {}
+    capacity: CapacityConfig = CapacityConfig()
     data: DataConfig = DataConfig()
     spill: tuple[SpillConfig, ...] = ()
     data_rules: tuple[DataRuleConfig, ...] = ()

@@ -53,6 +53,7 @@ from hodei.model.reservation import CapacityHold, LateRun, Reservation, Reservat
 from hodei.model.resources import Resources
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.backend_manager import BackendFactory, BackendManager
+from hodei.runtime.capacity_task import CapacityTask
 from hodei.runtime.clock import steady_ms
 from hodei.runtime.config_changes import ConfigChanges
 from hodei.runtime.cron import CronTask
@@ -153,6 +154,7 @@ class Service:
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
         self.cron = CronTask(self)
+        self.capacity = CapacityTask(controller, clock, self.loop.enqueue)
         self.retention = Retention(
             self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
             steady_ms=steady_ms,
@@ -189,6 +191,7 @@ class Service:
             self._spawn(watch.run())
         await self.cron.load()
         self._spawn(self.cron.run())
+        self._spawn(self.capacity.run())
         if self.forecasts.enabled:
             self.loop.step_listeners.append(self.forecasts.observe)
             commit = partial(self.loop.commit, ())
@@ -234,6 +237,7 @@ class Service:
         await self.backend_manager.stop()
         await self.observers.close()
         self.forecasts.close()
+        self.capacity.close()
         self._readers.shutdown(wait=True)
         if self._decision_log is not None:
             self._decision_log.close()

@@ -130,16 +130,18 @@ class _Planner:
         rows = np.ones(len(table.names), dtype=np.bool_)
         for name in self._new:
             row = table.row.get(name)
-            if row is not None and not table.holds[row].runs:
+            if row is not None and not table.node_usage[row].runs:
                 rows[row] = False
         return rows
 
     def _affordable(self, group: str, table: Table) -> list[Node]:
         """The unused new nodes of a group that the limit on the cost allows."""
         limit = self._scaling.policy.max_cost_milli
-        nodes = [n for n in self._offered[group] if n.name in table.row and not table.holds[table.row[n.name]].runs]
+        nodes = [
+            n for n in self._offered[group] if n.name in table.row and not table.node_usage[table.row[n.name]].runs
+        ]
         if limit:
-            used = sum(n.cost_milli for n in self._new.values() if table.holds[table.row[n.name]].runs)
+            used = sum(n.cost_milli for n in self._new.values() if table.node_usage[table.row[n.name]].runs)
             price = max(self._offered[group][0].cost_milli, 1)
             nodes = nodes[: max((limit - self._paid_milli - used) // price, 0)]
         return nodes
@@ -226,7 +228,7 @@ class _Packing:
         return None
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints:
-        new = np.fromiter((self._planner.is_new(node.name) for node in nodes.each()), np.bool_, len(nodes))
+        new = np.fromiter((self._planner.is_new(node.name) for node in nodes.as_list()), np.bool_, len(nodes))
         half = MAX_SCORE // 2
         points: Ints = np.where(new & (nodes.runs() == 0), 0, half)
         request = [resource for resource, amount in member.task.request.items() if amount]

@@ -14,16 +14,20 @@ from msgspec import Struct, structs
 
 from hodei.control.state import ClusterState
 from hodei.model.capacity import CapacityOutlook, CapacityPlan, NodeOrder, OrderPhase
+from hodei.model.config import CapacityConfig, NodeGroupConfig
 from hodei.model.effects import ReleaseNodes, WantNodes
+from hodei.model.errors import InvalidInput
 from hodei.model.facts import NodeRefused
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, Run
 from hodei.model.node import Node
+from hodei.model.resources import parse_duration_ms
 
 # A node that is told to stop and still runs is told again after this long.
 _RELEASE_AGAIN_MS = 300_000
 _LONGEST_PAUSE_FACTOR = 16
 HOUR_MS = 3_600_000
+MAX_NODES = 100_000
 
 
 class GroupPolicy(Struct, frozen=True):
@@ -206,6 +210,15 @@ class NodeScaling:
 
     # What the planner says.
 
+    @property
+    def offers_nodes(self) -> bool:
+        """Whether any node can be ordered or released."""
+        return bool(self._cluster.node_orders) or any(node.group for node in self._cluster.nodes.values())
+
+    def is_known(self, plan: CapacityPlan) -> bool:
+        """Whether a plan orders nothing and says what the last one said."""
+        return not plan.order and not plan.drain and plan.outlooks == self.plan.outlooks
+
     def apply(self, plan: CapacityPlan, now_ms: int) -> list[NodeName]:
         """Order the nodes of the plan; returns the nodes to drain."""
         self.plan = plan
@@ -386,3 +399,53 @@ class NodeScaling:
 def cost_milli(node: Node, paid_ms: int) -> int:
     """The price of a node for this long, in thousandths."""
     return -(-node.cost_milli * paid_ms // HOUR_MS)
+
+
+def capacity_policy(config: CapacityConfig) -> CapacityPolicy:
+    """InvalidInput for a value that is out of range."""
+    problems = []
+    for path, group in (
+        ("default", config.default),
+        *((f"groups.{name}", each) for name, each in config.groups.items()),
+    ):
+        if not 0 <= group.min <= group.max <= MAX_NODES:
+            problems.append((f"{path}.max", f"min and max are from 0 to {MAX_NODES}, and min is at most max"))
+        if not 0 <= group.warm <= group.max:
+            problems.append((f"{path}.warm", "from 0 to max"))
+        if not 1 <= group.tries <= 100:
+            problems.append((f"{path}.tries", "from 1 to 100"))
+    if not 0 <= config.consolidate <= 100:
+        problems.append(("consolidate", "percent, from 0 to 100"))
+    if config.max_cost is not None and not 0 < config.max_cost <= 1e9:
+        problems.append(("max_cost", "more than 0 and at most 1,000,000,000 per hour"))
+    if parse_duration_ms(config.interval) < 1000:
+        problems.append(("interval", "at least 1s"))
+    if problems:
+        path, text = problems[0]
+        raise InvalidInput(
+            f"scheduling.capacity.{path}: {text}",
+            problems=tuple((f"scheduling.capacity.{path}", text) for path, text in problems),
+            hint="docs/reference/configuration.md",
+        )
+    return CapacityPolicy(
+        enabled=config.enabled,
+        interval_ms=parse_duration_ms(config.interval),
+        groups={name: _group_policy(group) for name, group in config.groups.items()},
+        default=_group_policy(config.default),
+        max_cost_milli=round((config.max_cost or 0) * 1000),
+        slack_ms=parse_duration_ms(config.slack),
+        consolidate_percent=config.consolidate,
+        spot=config.spot,
+    )
+
+
+def _group_policy(group: NodeGroupConfig) -> GroupPolicy:
+    return GroupPolicy(
+        group.min,
+        group.max,
+        group.warm,
+        parse_duration_ms(group.idle),
+        parse_duration_ms(group.boot_timeout),
+        group.tries,
+        parse_duration_ms(group.pause),
+    )
