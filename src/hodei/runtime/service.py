@@ -143,6 +143,7 @@ class Service:
         self._spec_pool = SpecInterner()
         self._bulk_reads = asyncio.Semaphore(_MAX_BULK_READS)
         self.config_changes: ConfigChanges | None = None
+        self.agents: Any = None  # the hub of joined agents (`backends.remote`), for the routes of the server
         self.dependency_lookup = DependencyLookup(controller, store, self.read, AllowedData(self.scheduling.data.allow))
         self.damaged_records = DamagedRecords(self)
         self.rights = Rights(lambda: controller.accounts.policy, controller.cluster.jobs)

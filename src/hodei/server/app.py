@@ -14,9 +14,11 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hodei.backends.remote.hub import AgentHub
+from hodei.backends.remote.registry import AgentRegistry
 from hodei.model.config import LimitsConfig
 from hodei.server.audit import FailedLogins, caller_context, code_of, complete_audit
-from hodei.server.auth import Authenticator, authorize, check_not_revoked
+from hodei.server.auth import Authenticator, authorize, authorize_agent, check_not_revoked
 from hodei.server.errors import (
     Forbidden,
     MethodNotAllowed,
@@ -33,7 +35,9 @@ from hodei.server.openapi import openapi
 from hodei.server.rate_limits import RateLimit, UsageLimit, limit_key
 from hodei.server.route import (
     ANYONE,
+    ENROLMENT,
     MIB,
+    NODE,
     SMALL_BODY,
     Call,
     Principal,
@@ -97,7 +101,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            who = authorize(self.route.policy, scope, self.shared.tokens)
+            who = self._authorize(scope)
         except Forbidden as error:
             answer: ASGIApp = reply_to(error)
             with caller_context(self.shared, self.route, error.who or ANYONE, scope) as caller:
@@ -114,6 +118,12 @@ class Endpoint:
                 if caller is not None and not isinstance(refused, RateLimited | TooManyRequests | ServerBusy):
                     await complete_audit(self.shared, caller, answer, code_of(answer, refused))
         await answer(scope, receive, send)
+
+    def _authorize(self, scope: Scope) -> Principal:
+        policy, tokens = self.route.policy, self.shared.tokens
+        if policy in (ENROLMENT, NODE):
+            return authorize_agent(policy, scope, self.shared.agents.registry, tokens)
+        return authorize(policy, scope, tokens)
 
     def _refuse(self, error: Unauthorized, scope: Scope) -> Reply:
         self.shared.failed_logins.record(error, self.route, scope)
@@ -203,6 +213,7 @@ def make_app(
     shared = Shared(
         service=service,
         tokens=tokens,
+        agents=getattr(service, "agents", None) or AgentHub(AgentRegistry(now_ms), now_ms),
         now_ms=now_ms,
         closing=asyncio.Event(),
         requests=UsageLimit("requests", total=limits.requests, each=limits.requests_per_token),

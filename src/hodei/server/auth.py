@@ -25,9 +25,11 @@ from typing import Protocol
 from msgspec import Struct, structs
 from starlette.types import Scope
 
+from hodei.agent.credentials import CREDENTIAL_PREFIX, ENROLMENT_PREFIX
+from hodei.backends.remote.registry import AgentRegistry, UnknownCredential
 from hodei.model.errors import Conflict, InvalidInput, Unavailable
 from hodei.server.errors import BadRequest, Forbidden, Unauthorized
-from hodei.server.route import ANYONE, RANK, Policy, Principal, Role
+from hodei.server.route import ANYONE, ENROLMENT, NODE, RANK, Policy, Principal, Role
 
 log = logging.getLogger("hodei.server")
 PREFIX = "hod_"
@@ -133,6 +135,37 @@ def authorize(policy: Policy, scope: Scope, tokens: Authenticator) -> Principal:
     """The caller; Unauthorized without a valid token, Forbidden if the policy does not allow its role."""
     if policy.rank == 0:
         return ANYONE
+    token = bearer_token(scope)
+    who = tokens.find(token)
+    if who is None:
+        if token.startswith(PREFIX) and not well_formed(token):
+            raise _unauthorized("the token is incomplete or mistyped: its checksum does not match", "malformed")
+        raise _unauthorized("the token is not known to this server")
+    if not policy.allows(who.role):
+        needed = next((f"the role {role}" for role, rank in RANK.items() if rank == policy.rank), "a joined agent")
+        refusal = Forbidden(
+            f"this needs {needed}; {who.name} has the role {who.role}",
+            hint="ask an administrator for a token with that role",
+        )
+        refusal.who = who
+        raise refusal
+    return who
+
+
+def authorize_agent(policy: Policy, scope: Scope, agents: AgentRegistry, tokens: Authenticator) -> Principal:
+    """The host that calls; Unauthorized or Forbidden for all others."""
+    secret = bearer_token(scope)
+    try:
+        if policy is ENROLMENT and secret.startswith(ENROLMENT_PREFIX):
+            return Principal(f"enrolment:{agents.find_token(secret).id}", "viewer", agent=True)
+        if policy is NODE and secret.startswith(CREDENTIAL_PREFIX):
+            return Principal(f"node:{agents.find_node(secret).name}", "viewer", agent=True)
+    except UnknownCredential as error:
+        raise _unauthorized(error.message, error.kind) from None
+    return authorize(policy, scope, tokens)
+
+
+def bearer_token(scope: Scope) -> str:
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) > 1:
         raise BadRequest("the Authorization header is given more than once")
@@ -142,20 +175,7 @@ def authorize(policy: Policy, scope: Scope, tokens: Authenticator) -> Principal:
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > _LONGEST:
         raise _unauthorized("the Authorization header has no bearer token", "malformed")
-    who = tokens.find(token)
-    if who is None:
-        if token.startswith(PREFIX) and not well_formed(token):
-            raise _unauthorized("the token is incomplete or mistyped: its checksum does not match", "malformed")
-        raise _unauthorized("the token is not known to this server")
-    if not policy.allows(who.role):
-        needed = next(role for role, rank in RANK.items() if rank == policy.rank)
-        refusal = Forbidden(
-            f"this needs the role {needed}; {who.name} has the role {who.role}",
-            hint="ask an administrator for a token with that role",
-        )
-        refusal.who = who
-        raise refusal
-    return who
+    return token
 
 
 def _unauthorized(message: str, kind: str = "unknown") -> Unauthorized:
@@ -166,7 +186,7 @@ def _unauthorized(message: str, kind: str = "unknown") -> Unauthorized:
 
 def check_not_revoked(who: Principal, tokens: Authenticator) -> None:
     """Unauthorized if the caller's token was replaced or revoked during the request."""
-    if who is not ANYONE and not tokens.current(who):
+    if who is not ANYONE and not who.agent and not tokens.current(who):
         raise _unauthorized("the token was replaced or revoked during the request")
 
 

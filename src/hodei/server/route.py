@@ -21,6 +21,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.resources import parse_duration_ms
 
 if TYPE_CHECKING:
+    from hodei.backends.remote.hub import AgentHub
     from hodei.runtime.service import Service
     from hodei.server.audit import FailedLogins
     from hodei.server.auth import Authenticator
@@ -51,14 +52,19 @@ PUBLIC = Policy("public", 0)
 READ = Policy("read", RANK["viewer"])
 WRITE = Policy("write", RANK["user"])
 ADMIN = Policy("admin", RANK["admin"])
+# Not open to any role, but to agents by credentials of their own: a one-time enrolment token, or that of a node.
+ENROLMENT = Policy("enrolment", RANK["admin"] + 1)
+NODE = Policy("node", RANK["admin"] + 1)
 
 
 class Principal(Struct, frozen=True):
-    """The caller; without a name on public routes. `token`: the hash of its token."""
+    """The caller; without a name on public routes. `token`: the hash of its token. `agent`: it is a host, named
+    `node:NAME` or `enrolment:ID`."""
 
     name: str
     role: Role
     token: bytes = b""
+    agent: bool = False
 
     def may_see_env_of(self, owner: str) -> EnvVisibility:
         """How much of the environment of this owner's jobs is shown by default."""
@@ -92,6 +98,7 @@ class Shared:
 
     service: Service
     tokens: Authenticator
+    agents: AgentHub
     now_ms: Callable[[], int]
     closing: asyncio.Event
     requests: UsageLimit

@@ -45,7 +45,7 @@ class EventStream:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             pump = asyncio.ensure_future(self._pump())
-            disconnected = asyncio.ensure_future(_until_disconnected(receive))
+            disconnected = asyncio.ensure_future(until_disconnected(receive))
             revoked = asyncio.ensure_future(self._until_revoked())
             tasks = [pump, disconnected, revoked, asyncio.ensure_future(self._shared.closing.wait())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +155,6 @@ class EventStream:
             raise ClientStalled from None
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hodei.server.route import PUBLIC, READ, Route
-from hodei.server.routes import cluster, explain, jobs, system
+from hodei.server.routes import agents, cluster, explain, jobs, system
 
 
 def route_table(*, metrics_public: bool = False) -> tuple[Route, ...]:
@@ -11,6 +11,7 @@ def route_table(*, metrics_public: bool = False) -> tuple[Route, ...]:
     return (
         *jobs.ROUTES,
         *jobs.ACTION_ROUTES,
+        *agents.EXCHANGE_ROUTES,
         *explain.ROUTES,
         *cluster.NODE_ROUTES,
         *system.EVENT_ROUTES,
@@ -20,6 +21,7 @@ def route_table(*, metrics_public: bool = False) -> tuple[Route, ...]:
         *cluster.BACKEND_ROUTES,
         *cluster.EXEC_ROUTES,
         *cluster.SHARING_ROUTES,
+        *agents.ROUTES,
         *system.AUDIT_ROUTES,
         *system.CONFIG_ROUTES,
         *system.ROUTES,
