@@ -16,7 +16,7 @@ from hodei.backends.agent_link import Link
 from hodei.backends.base import COMMAND_LIMIT, LOOPBACK, check_size, resolve_health_check, run_env
 from hodei.model.backend import ExecResult
 from hodei.model.effects import Start, Stop, TakeCheckpoint
-from hodei.model.errors import BackendError, BackendRefused, NotFound
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.ids import RunId
 from hodei.model.job import Checkpoint, HealthCheck, Interactive, cpu_shares, oom_score_adj, qos
 from hodei.model.resources import CPU, MEMORY
@@ -29,6 +29,7 @@ READ_TIMEOUT_S = 10.0
 
 class _Started(Struct):
     refused: dict[str, str]
+    late: list[str] = []
 
 
 class _Executed(Struct):
@@ -49,7 +50,8 @@ class _LogTimes(Struct):
 
 class Order(Struct, omit_defaults=True):
     """A start for the agent. `checkpoint_file`: None if the job takes no checkpoints, "" for the agent's default. `save`: the
-    hook, if the agent takes checkpoints by itself."""
+    hook, if the agent takes checkpoints by itself. `start_by_ms`: the agent refuses to start it after this time of the server's
+    clock (0: no limit)."""
 
     run: str
     argv: tuple[str, ...]
@@ -68,6 +70,7 @@ class Order(Struct, omit_defaults=True):
     save_every_ms: int = 0
     health: HealthCheck | None = None
     idle_ms: int = 0
+    start_by_ms: int = 0
 
     @property
     def size(self) -> int:
@@ -81,12 +84,13 @@ def start_order(
     log_cap: int | None = None,
     address: str = LOOPBACK,
     host_memory: int = 0,
+    start_by_ms: int = 0,
 ) -> Order:
     """`cpus` and `address` are the node's; a grant replaces the cores. BackendRefused if it can never run here."""
     run, spec, task = order.run, order.spec, order.task
     if task.image:
         raise BackendRefused(
-            "local processes cannot run an image", hint="leave out `image`, or choose a backend with containers"
+            "processes of a host cannot run an image", hint="leave out `image`, or choose a backend with containers"
         )
     if not task.command:
         raise BackendRefused("the task has no command", hint="give it a `command`")
@@ -114,6 +118,7 @@ def start_order(
         save_every_ms=spec.checkpoint.every_ms,
         health=resolve_health_check(spec.health, address) if spec.health.enabled else None,
         idle_ms=idle_ms,
+        start_by_ms=start_by_ms,
     )
 
 
@@ -130,23 +135,29 @@ def _hook(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return {"signal": checkpoint.signal, "command": checkpoint.command, "timeout_ms": checkpoint.timeout_ms}
 
 
-async def send_starts(link: Link, orders: Sequence[Order]) -> dict[RunId, BackendRefused]:
-    """The orders that the agent refuses for good, by run. Messages of bounded size."""
-    refused: dict[RunId, BackendRefused] = {}
+async def send_starts(
+    link: Link, orders: Sequence[Order], *, timeout_s: float | None = 60
+) -> dict[RunId, BackendError | BackendRefused]:
+    """What the agent refuses, by run: for good, or NOT_REACHED after `start_by_ms`. Messages of bounded size."""
+    refused: dict[RunId, BackendError | BackendRefused] = {}
     batch: list[Order] = []
     size = 0
     for order in orders:
         batch.append(order)
         size += order.size
         if len(batch) == ORDERS_PER_MESSAGE or size > COMMAND_LIMIT:
-            refused |= await _send_batch(link, batch)
+            refused |= await _send_batch(link, batch, timeout_s)
             batch, size = [], 0
-    return refused | await _send_batch(link, batch) if batch else refused
+    return refused | await _send_batch(link, batch, timeout_s) if batch else refused
 
 
-async def _send_batch(link: Link, orders: Sequence[Order]) -> dict[RunId, BackendRefused]:
-    answer = msgspec.json.decode(await link.request("start", runs=orders), type=_Started)
-    return {run: BackendRefused(text) for run, text in answer.refused.items()}
+async def _send_batch(
+    link: Link, orders: Sequence[Order], timeout_s: float | None
+) -> dict[RunId, BackendError | BackendRefused]:
+    answer = msgspec.json.decode(await link.request("start", timeout_s=timeout_s, runs=orders), type=_Started)
+    late = BackendError("the order reached the host after its deadline", code=NOT_REACHED)
+    refused: dict[RunId, BackendError | BackendRefused] = dict.fromkeys(answer.late, late)
+    return refused | {run: BackendRefused(text) for run, text in answer.refused.items()}
 
 
 def checkpoint_order(order: TakeCheckpoint) -> dict[str, Any]:
