@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from hodei.backends.base import BackendContext
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, VirtualNode
 from hodei.backends.registry import KindBroken, common_of, make_backend, make_or_explain, node_defaults, settings_of
+from hodei.backends.remote.hub import AgentHub
+from hodei.backends.remote.registry import AgentRegistry
 from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.admission.config import batch_of, build_router, find_problems
 from hodei.control.admission.gate import AdmissionPolicy
@@ -31,6 +34,7 @@ from hodei.jobfile.values import parse_numbers, word
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.dependency import AllowedData
 from hodei.model.errors import InvalidInput, did_you_mean
+from hodei.model.facts import EventNoted
 from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.resources import (
     CPU,
@@ -45,6 +49,7 @@ from hodei.model.resources import (
 )
 from hodei.plugins.registry import BASES, build_profiles, check_trial_policy, plugins_in_use
 from hodei.ports import Backend, Estimator, Store
+from hodei.runtime.agent_records import commit_agents, load_agents
 from hodei.runtime.backend_manager import BackendFactory
 from hodei.runtime.clock import SystemClock
 from hodei.runtime.config_changes import ConfigChanges, no_config_file, resolve_history
@@ -318,7 +323,10 @@ def make_service(
             keep_logs_s=keep_logs_s,
             log_cap_bytes=log_cap_bytes,
         )
-    context = BackendContext(opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes, keep_logs_s)
+    hub = AgentHub(AgentRegistry(clock.now_ms, note=load_agents(store)), clock.now_ms)
+    context = BackendContext(
+        opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes, keep_logs_s, hub
+    )
     for name, table in config.backends.items():
         if not common_of(name, table).enabled:
             backends.pop(name, None)
@@ -351,6 +359,9 @@ def make_service(
             {name: config.backends.get(name, {}) for name in backends},
         ),
     )
+    service.agents = hub
+    hub.registry.commit = partial(commit_agents, service)
+    hub.event = lambda kind, detail: service.loop.enqueue([EventNoted(kind, detail=detail)])
     service.config_changes = ConfigChanges(service, history, file, check_scheduling, make_controller, reread)
     add_observers(service, file)
     return service
