@@ -21,6 +21,7 @@ from hodei.agent.facts import CpuMeter, memory_used
 from hodei.agent.logs import RetentionClock
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs
+from hodei.agent.usage import FRESH_FOR_SERVERS_MS
 
 LINE_LIMIT = 16 << 20
 BACKLOG_LIMIT = 64 << 20
@@ -148,7 +149,7 @@ class Service:
 
     def _usage(self, connection: Connection, request: Request) -> Any:
         """What the live runs of this server have used so far, by name."""
-        self.runs.meter.sample()
+        self.runs.meter.sample(FRESH_FOR_SERVERS_MS)
         runs = [run for run in self.runs.live.values() if run.installation == connection.installation]
         return {"runs": {run.name: run.usage for run in runs if run.usage}}
 

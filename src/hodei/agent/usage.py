@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Usage = dict[str, int]
 
 SAMPLE_EVERY_MS = 10_000
-# A sample that a server or a kill asks for is not repeated within this time.
-FRESH_MS = 500
+# Many kills at once, or requests of several servers, share a sample. CPU usage is a rate between two requests of a server.
+FRESH_MS, FRESH_FOR_SERVERS_MS = 500, 100
 # Time between samples, as a multiple of what the last one took: they use at most a two-hundredth of the agent's time.
 SAMPLE_COST = 200
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -106,10 +106,10 @@ class UsageMeter:
         self._sampled_ms = self._took_ms = 0
         self._floor = 0
 
-    def sample(self) -> None:
-        """Measure every live run, unless that was done just now."""
+    def sample(self, fresh_ms: int = FRESH_MS) -> None:
+        """Measure every live run, unless that was done within `fresh_ms`."""
         began = proc.boot_clock_ms()
-        if not self._live or began - self._sampled_ms < FRESH_MS:
+        if not self._live or began - self._sampled_ms < fresh_ms:
             return
         found = of_sessions(self._live.keys())
         for pid, used in found.items():

@@ -10,11 +10,13 @@ from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.explanation import Explanation
 from hodei.model.job import Job
+from hodei.model.usage import Efficiency, RunUsage
 
 
 class RunView(Struct, frozen=True):
     """`cpus`: its own cores. `gpus`: its share of each GPU, by number. `checkpoint_at`: time of the last checkpoint.
-    `health`: result of the latest health checks, empty without a check."""
+    `health`: result of the latest health checks, empty without a check. `usage`: what it used, also while it runs; null
+    if it was not measured."""
 
     id: str
     job: int
@@ -35,6 +37,7 @@ class RunView(Struct, frozen=True):
     gpus: dict[str, float] = {}
     checkpoint_at: str = ""
     health: str = ""
+    usage: RunUsage | None = None
 
 
 class ArrayView(Struct, frozen=True):
@@ -89,12 +92,14 @@ class JobView(Struct, frozen=True):
 
 
 class JobDetail(Struct, frozen=True):
-    """`damage`: a note if the stored record was damaged, else empty."""
+    """`damage`: a note if the stored record was damaged, else empty. `efficiency`: what the runs of the current gang used
+    of their requests, null if none was measured."""
 
     job: JobView
     spec: dict[str, Any]
     runs: list[RunView]
     damage: str = ""
+    efficiency: Efficiency | None = None
 
 
 class JobList(Struct, frozen=True):

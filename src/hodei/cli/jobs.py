@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli.options import client, headers_option, job_argument, output_option, redraw, watch_option
+from hodei.cli.options import (
+    client,
+    complete_nodes,
+    headers_option,
+    job_argument,
+    output_option,
+    redraw,
+    watch_option,
+)
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, labels_text, note, paint, table
 from hodei.cli.refs import (
     ACTIVE,
@@ -26,6 +34,7 @@ from hodei.cli.refs import (
 from hodei.cli.times import ago, duration_text, elapsed
 from hodei.jobfile.values import format_numbers
 from hodei.model.job import JOB_TRANSITIONS
+from hodei.model.usage import cores_number, size_text
 
 if TYPE_CHECKING:
     from hodei.api.views import JobDetail, JobView, RunView
@@ -59,6 +68,24 @@ RUN_COLUMNS = (
     Column("HEALTH", lambda r: r.health or "-", if_any=True),
     Column("CHECKPOINT", lambda r: ago(r.checkpoint_at) or "-", if_any=True),
     Column("REASON", lambda r: r.reason or r.reason_code or "-", if_any=True),
+)
+
+
+USAGE_COLUMNS = (
+    Column("RUN", lambda r: r.run),
+    Column("NAME", lambda r: r.name),
+    Column("PROJECT", lambda r: r.project),
+    Column("USER", lambda r: r.user or "-", wide=True),
+    Column("NODE", lambda r: r.node),
+    Column("CPU", lambda r: "-" if r.cpu_milli is None else cores_number(r.cpu_milli), right=True),
+    Column("OF", lambda r: cores_number(r.cpu_request) if r.cpu_request else "-", right=True),
+    Column("CPU%", lambda r: "-" if r.cpu_percent is None else str(r.cpu_percent), right=True),
+    Column("MEMORY", lambda r: "-" if r.peak_memory is None else size_text(r.peak_memory), right=True),
+    Column("OF", lambda r: size_text(r.memory_request) if r.memory_request else "-", right=True),
+    Column("MEM%", lambda r: "-" if r.memory_percent is None else str(r.memory_percent), right=True),
+    Column("READ", lambda r: "-" if r.read_bytes is None else size_text(r.read_bytes), wide=True, right=True),
+    Column("WRITTEN", lambda r: "-" if r.write_bytes is None else size_text(r.write_bytes), wide=True, right=True),
+    Column("RUNTIME", lambda r: elapsed(r.started_at, "") or "-"),
 )
 
 
@@ -122,6 +149,22 @@ def list_jobs(
             redraw(server, lambda: list(fetch()), draw, output)
         else:
             draw(fetch())
+
+
+@click.command()
+@click.option("--project", default="", help="Only runs of this project.")
+@click.option("--user", default="", help="Only runs of this user.")
+@click.option("--node", default="", help="Only runs on this node.", shell_complete=complete_nodes)
+@click.option("--sort", type=click.Choice(["cpu", "memory"]), default="cpu", show_default=True, help="Largest first.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of runs.")
+@output_option
+@headers_option
+def top(project: str, user: str, node: str, sort: str, limit: int, output: str, no_headers: bool) -> None:
+    """Show what running jobs use and what they requested, once, one row per run. CPU is that since the previous
+    measurement, or on average since the start; memory is the peak. `-` is unknown."""
+    with client() as server:
+        rows = server.usage(project=project, user=user, node=node, sort=sort, limit=limit)
+        emit_list(rows, output, USAGE_COLUMNS, name=lambda r: r.run, headers=not no_headers, empty="nothing is running")
 
 
 @click.command()
@@ -216,6 +259,8 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("started", _moment(view.started_at)),
         ("finished", _moment(view.finished_at)),
         ("ran for", elapsed(view.started_at, view.finished_at)),
+        ("usage", detail.efficiency.text if detail.efficiency else ""),
+        ("request", detail.efficiency.hint if detail.efficiency else ""),
     ])  # fmt: skip
     head = head.replace(view.state, paint(view.state, view.state), 1) if view.state else head
     if detail.runs:

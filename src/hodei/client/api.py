@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hodei.api.usage import RunUsageList, RunUsageRow
 from hodei.api.views import (
     CancelRequest,
     EventList,
@@ -114,6 +115,20 @@ class Client(ResourceClient):
             page = self._get("/jobs", JobList, query | {"limit": str(size), "after": str(after) if after else ""})
             yield from page.jobs
             left, after = left - len(page.jobs), page.next_after
+            if not after or (limit and left <= 0):
+                return
+
+    def usage(
+        self, *, project: str = "", user: str = "", node: str = "", sort: str = "cpu", limit: int = 0
+    ) -> Iterator[RunUsageRow]:
+        """What running runs use now, the largest first, page by page; `limit` 0: all. `sort`: cpu or memory."""
+        query = {"project": project, "user": user, "node": node, "sort": sort}
+        left, after = limit, 0
+        while True:
+            size = min(left, PAGE) if limit else PAGE
+            page = self._get("/usage", RunUsageList, query | {"limit": str(size), "after": str(after)})
+            yield from page.runs
+            left, after = left - len(page.runs), page.next_after
             if not after or (limit and left <= 0):
                 return
 

@@ -139,6 +139,7 @@ def run_view(run: Run) -> RunView:
         gpus={str(gpu): milli / 1000 for gpu, milli in run.grant.gpus} if run.grant else {},
         checkpoint_at=iso(run.checkpoint_ms),
         health=run.health,
+        usage=run.usage,
     )
 
 

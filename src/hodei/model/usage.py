@@ -123,6 +123,11 @@ def cores_text(milli: int, request_milli: int, *, percent: bool = True) -> str:
     return f"{text} ({share_text(milli, request_milli)})" if percent else text
 
 
+def cores_number(milli: int) -> str:
+    """`1.1`"""
+    return _number(milli / 1000)
+
+
 def size_text(amount: int) -> str:
     """`3.2 GiB`"""
     number, unit = _scaled(amount)

@@ -264,6 +264,7 @@ class Loop:
             self._act(step.acts)
 
     def _publish(self, step: Step, placed: Mapping[JobId, int]) -> Generator[None, None, None]:
+        self._metrics.runs_ended(step.saves, self.controller.cluster.jobs)
         for number, part in enumerate(chunks(step.saves)):
             if number:
                 yield

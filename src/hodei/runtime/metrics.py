@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from hodei.control.accounting.accounts import Accounts
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import Save, SaveEvent, SaveJob
+from hodei.model.effects import Save, SaveEvent, SaveJob, SaveRun
 from hodei.model.ids import JobId
-from hodei.model.job import JOB_ENDED
+from hodei.model.job import JOB_ENDED, Job
 from hodei.model.outcome import failure_class
+from hodei.model.resources import CPU, MEMORY
 
 # With more projects there would be too many series; `hodei share` and `hodei quota` show all of them.
 _MAX_PROJECTS = 200
@@ -47,6 +48,7 @@ _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_8
 _WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
 # Larger clusters have no gauges per node, only totals.
 MAX_NODES = 200
+_SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.5, 2)
 _ESCALATION = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "promoted"}
 
 
@@ -106,6 +108,17 @@ class Metrics:
         )
         self.damaged = gauge("hodei_damaged_records", "Records that could not be read and were quarantined")
         self.last_step = gauge("hodei_last_step_timestamp_seconds", "Time of the last scheduling step")
+        self.cpu_requested = counter(
+            "hodei_cpu_requested_seconds", "Cores requested by ended runs, times their run time", ["project"]
+        )
+        self.cpu_used = counter("hodei_cpu_used_seconds", "CPU time used by ended runs", ["project"])
+        self.cpu_share = histogram(
+            "hodei_run_cpu_used_ratio", "Used share of the cpu request of ended runs", buckets=_SHARES
+        )
+        self.memory_share = histogram(
+            "hodei_run_memory_used_ratio", "Peak memory of ended runs over their request", buckets=_SHARES
+        )
+        self._projects: set[str] = set()
 
     def decided(self, step: Step, seconds: float, commit_seconds: float) -> dict[JobId, int]:
         """Counts one step; returns the number of placed members by job."""
@@ -153,6 +166,35 @@ class Metrics:
         self.submitted.inc(new)
         for state, jobs in ended.items():
             self.ended.labels(state).inc(jobs)
+
+    def runs_ended(self, saves: Sequence[Save], jobs: Mapping[JobId, Job]) -> None:
+        """Counts the usage of the runs that ended in a step. `jobs`: those that are still active."""
+        measured = [save.run for save in saves if isinstance(save, SaveRun) and save.run.usage is not None]
+        if not measured:
+            return
+        saved = {save.job.id: save.job for save in saves if isinstance(save, SaveJob)}
+        for run in measured:
+            job, usage = saved.get(run.job) or jobs.get(run.job), run.usage
+            if job is None or usage is None or not job.spec.has_member(run.member):
+                continue
+            request, ran_ms = job.spec.task_of(run.member).request, max(run.finished_ms - run.started_ms, 0)
+            if usage.cpu_ms is not None:
+                project = self._project_label(job.spec.project)
+                wanted_s = request.get(CPU, 0) * ran_ms / 1_000_000
+                self.cpu_requested.labels(project).inc(wanted_s)
+                self.cpu_used.labels(project).inc(usage.cpu_ms / 1000)
+                if wanted_s:
+                    self.cpu_share.observe(usage.cpu_ms / 1000 / wanted_s)
+            if usage.peak_memory is not None and request.get(MEMORY):
+                self.memory_share.observe(usage.peak_memory / request[MEMORY])
+
+    def _project_label(self, project: str) -> str:
+        """The first 200 projects have series of their own, all others share one."""
+        if project not in self._projects:
+            if len(self._projects) >= _MAX_PROJECTS:
+                return "other"
+            self._projects.add(project)
+        return project
 
     def render(self, controller: Controller) -> bytes:
         """Sets the gauges from the current state: they are computed only for a scrape."""

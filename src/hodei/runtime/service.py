@@ -66,6 +66,7 @@ from hodei.runtime.metrics import Metrics
 from hodei.runtime.observers import EventHub, Observers
 from hodei.runtime.rights import CALLER, Rights
 from hodei.runtime.run_usage import RunUsageReader
+from hodei.runtime.run_usage import RunUsageReader
 from hodei.runtime.store_maintenance import DamagedRecords, Retention
 from hodei.runtime.watcher import HealthPolicy
 
@@ -161,6 +162,7 @@ class Service:
             steady_ms=steady_ms,
         )  # fmt: skip
         self.backend_manager = BackendManager(self, backends, health or HealthPolicy(), backend_factory)
+        self.run_usage = RunUsageReader(self.backend_manager.backends, controller.cluster, clock.now_ms)
         self.run_usage = RunUsageReader(self.backend_manager.backends, controller.cluster, clock.now_ms)
 
     async def start(self) -> None:

@@ -34,6 +34,7 @@ from hodei.model.resources import Resources
 from hodei.ports import JobPage, JobQuery
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.observers import Observers
+from hodei.runtime.run_usage import LiveUsage
 
 
 class NodeStatus(Struct, frozen=True):
@@ -180,12 +181,24 @@ class FakeService:
     recorded: list[AuditEntry] = field(default_factory=list)
     cron: FakeCron = field(default_factory=FakeCron)
     on_read: Callable[[], None] | None = None
+    live_usage: dict[str, LiveUsage] = field(default_factory=dict)
     rights: SimpleNamespace = field(default_factory=SimpleNamespace)
     prometheus: Metrics = field(default_factory=Metrics)
 
     @property
     def backend_manager(self) -> Any:
         return SimpleNamespace(errors=lambda: self.errors, logs=self.logs)
+
+    @property
+    def run_usage(self) -> Any:
+        async def read(runs: Sequence[Run], timeout_s: float = 0) -> dict[str, LiveUsage]:
+            return {run.id: self.live_usage[run.id] for run in runs if run.id in self.live_usage}
+
+        def running(**only: str) -> list[tuple[Job, Run]]:
+            self.calls.append(("running", only))
+            return [(self.store.by_id[run.job], run) for run in self.store.run_list if run.state == "running"]
+
+        return SimpleNamespace(read=read, running=running)
 
     @property
     def damaged_records(self) -> Any:

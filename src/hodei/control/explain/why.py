@@ -46,6 +46,7 @@ from hodei.model.job import JOB_ENDED, NOT_ESCALATED, RUN_ENDED, Job, JobSpec, R
 from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_time
 from hodei.model.usage import efficiency
+from hodei.model.usage import efficiency
 
 if TYPE_CHECKING:
     from hodei.control.controller import Controller
@@ -98,6 +99,8 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
     hint = ""
     if job.state in JOB_ENDED:
         status, code = "ended", job.reason_code or job.state.upper()
+        used = efficiency(job.spec, gang, now_ms)
+        hint = used.hint if used is not None else ""
         used = efficiency(job.spec, gang, now_ms)
         hint = used.hint if used is not None else ""
         text = f"{job.state}{where}{': ' + job.reason if job.reason else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hodei.server.route import PUBLIC, READ, Route
-from hodei.server.routes import agents, cluster, explain, jobs, system
+from hodei.server.routes import agents, cluster, explain, jobs, system, usage
 
 
 def route_table(*, metrics_public: bool = False) -> tuple[Route, ...]:
@@ -21,6 +21,7 @@ def route_table(*, metrics_public: bool = False) -> tuple[Route, ...]:
         *cluster.BACKEND_ROUTES,
         *cluster.EXEC_ROUTES,
         *cluster.SHARING_ROUTES,
+        *usage.ROUTES,
         *agents.ROUTES,
         *system.AUDIT_ROUTES,
         *system.CONFIG_ROUTES,

@@ -32,6 +32,7 @@ from hodei.model.cron import Periodic
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, JobState, Run
+from hodei.model.usage import efficiency
 from hodei.ports import JobQuery
 from hodei.runtime import job_actions
 from hodei.server.errors import BadRequest, Forbidden, ServerBusy
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB
+# A job is shown without its live usage when its backend takes longer.
+_LIVE_USAGE_TIMEOUT_S = 1.0
 MAX_REQUEUED = 100_000
 _LOG_PARAMS = (
     JOB_ID,
@@ -149,7 +152,18 @@ async def show_job(call: Call) -> JobDetail:
         shown = "all"
     spec = job_document(job.spec, env=shown)
     damage = call.service.damaged_records.text(job.id)
-    return JobDetail(_view(call, job), spec, [run_view(run) for run in runs], damage)
+    runs = await _with_live_usage(call, runs)
+    gang = {run.member: run for run in runs if run.attempt >= job.first_attempt}
+    used = efficiency(job.spec, gang.values(), call.shared.now_ms())
+    return JobDetail(_view(call, job), spec, [run_view(run) for run in runs], damage, used)
+
+
+async def _with_live_usage(call: Call, runs: list[Run]) -> list[Run]:
+    running = [run for run in runs if run.state == "running"]
+    if not running:
+        return runs
+    live = await call.service.run_usage.read(running, _LIVE_USAGE_TIMEOUT_S)
+    return [structs.replace(run, usage=live[run.id].usage) if run.id in live else run for run in runs]
 
 
 async def _read_job(call: Call) -> tuple[Job, list[Run]]:
