@@ -171,7 +171,8 @@ def bearer_token(scope: Scope) -> str:
         raise BadRequest("the Authorization header is given more than once")
     if not given:
         raise _unauthorized("this needs a token", "missing")
-    scheme, _, token = given[0].decode("latin-1").strip().partition(" ")
+    text: str = given[0].decode("latin-1").strip()
+    scheme, _, token = text.partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > _LONGEST:
         raise _unauthorized("the Authorization header has no bearer token", "malformed")
