@@ -6,7 +6,9 @@ there, runs no commands.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,13 @@ from hodei.backends.hpc.pbs import capabilities as pbs_capabilities
 from hodei.backends.hpc.slurm import capabilities as slurm_capabilities
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend
+from hodei.backends.remote.backend import CAPABILITIES as HOSTS_CAPABILITIES
 from hodei.ports import Backend
 from hodei.runtime.clock import SystemClock
 from hodei.testing import BackendConformance
+from hodei.testing.backend import Bench
 from hpc_backends import PbsStandIn, a_slurm
+from joined_agents import Agents
 from slurm_cluster import SlurmCluster
 
 
@@ -41,6 +46,32 @@ class TestLocal(BackendConformance):
 
     def make_backend(self, home: Path) -> Backend:
         return LocalBackend("local", home=home, installation="test", epoch=next(self.epochs), linger_s=1)
+
+
+@pytest.mark.real
+class TestHosts(BackendConformance):
+    capabilities = HOSTS_CAPABILITIES
+    shared_files = True
+    secret_names = ("API_TOKEN", "db.password")
+
+    @pytest.fixture(autouse=True)
+    def have_agents(self, tmp_path: Path) -> None:
+        self.agents = Agents(tmp_path / "agents")
+
+    def make_backend(self, home: Path) -> Backend:
+        return self.agents.backend()
+
+    @contextlib.asynccontextmanager
+    async def open(self, home: Path) -> AsyncIterator[Bench]:
+        await self.agents.serve()
+        try:
+            async with super().open(home) as bench:
+                for node in ("node-a", "node-b"):
+                    await self.agents.join(node)
+                await bench.backend.until_ready()  # type: ignore[attr-defined]
+                yield bench
+        finally:
+            await self.agents.close()
 
 
 class TestInstant(BackendConformance):
