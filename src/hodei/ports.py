@@ -419,8 +419,12 @@ class Backend(GangReserver, Executor, UsageReporter, RunMeter, Suspender, StartF
         ...
 
     def silent_nodes(self) -> frozenset[NodeName]:
-        """Nodes that are out of reach for now, so that `known` may lack their runs, which continue. A node leaves the set,
-        with `nodes_changed`, when it is back or its runs are given up; then its runs are compared with `known`."""
+        """Nodes that are out of reach for now, so that `known` may lack their runs, which continue."""
+        ...
+
+    def returned_nodes(self) -> frozenset[NodeName]:
+        """Nodes that were silent, if only for a moment, and are back or given up since the last call, which `nodes_changed`
+        announces. Their runs have to be compared with `known` again."""
         ...
 
     async def forget(self, orders: Sequence[Forget]) -> None:

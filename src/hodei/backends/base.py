@@ -118,6 +118,9 @@ class BaseBackend(ABC):
     def silent_nodes(self) -> frozenset[NodeName]:
         return frozenset()
 
+    def returned_nodes(self) -> frozenset[NodeName]:
+        return frozenset()
+
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:  # noqa: B027 - optional
         """Runs take no checkpoints."""
 

@@ -75,7 +75,6 @@ class Watcher:
         self._block: Block | None = None
         self._reported_outage = ""  # last BackendReported of a backend without nodes
         self._removed = False
-        self._silent: frozenset[NodeName] = frozenset()
         self.up = asyncio.Event()
         self.tried = asyncio.Event()
         self.last_error = ""
@@ -196,21 +195,14 @@ class Watcher:
         self._offered, self._removed = {}, True
         self._report_nodes(reason)
 
-    async def _reconcile_returned(self) -> None:
-        """Nodes that are not silent any more are back, or given up."""
-        returned = self._silent - self._backend.silent_nodes()
-        if returned:
-            await self._reconcile(returned)
-        self._silent |= self._backend.silent_nodes()
-
     async def _reconcile(self, only: frozenset[NodeName] | None = None) -> None:
         # Before `known`: a node that is back in between counts as silent once more.
-        self._silent = self._backend.silent_nodes()
+        silent = self._backend.silent_nodes()
         async with asyncio.timeout(CALL_TIMEOUT_S):
             known = await self._backend.known()
         async with self._step_lock:
             facts, orders = reconcile(
-                self._cluster, self._backend.name, known, self._clock.now_ms(), silent=self._silent, only=only
+                self._cluster, self._backend.name, known, self._clock.now_ms(), silent=silent, only=only
             )
             unknown = [order.run for order in orders if isinstance(order, Stop) and order.reason == NOT_WANTED]
             orphans = await self._orphans_among(unknown)
@@ -240,7 +232,8 @@ class Watcher:
                         change.result()
                         change = asyncio.ensure_future(self._backend.nodes_changed())
                     await self._refresh_nodes()
-                    await self._reconcile_returned()
+                    if returned := self._backend.returned_nodes():
+                        await self._reconcile(returned)
                     refreshed = loop.time()
         finally:
             observation.cancel()
