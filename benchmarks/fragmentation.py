@@ -103,14 +103,14 @@ def fill(
         else:
             refused += 1
         if not spread and _free(table) <= 50:
-            spread = 100 * sum(bool(held.runs) for held in table.holds) / nodes
+            spread = 100 * sum(bool(held.runs) for held in table.node_usage) / nodes
     return Filled(_free(table), spread)
 
 
 def _free(table: Table) -> float:
     """Percent of the scarcest resource."""
     total = {resource: sum(room[resource] for room in table.allocatable) for resource in (CPU, MEMORY)}
-    used = {resource: sum(held.used.get(resource, 0) for held in table.holds) for resource in total}
+    used = {resource: sum(held.used.get(resource, 0) for held in table.node_usage) for resource in total}
     return min(100 * (amount - used[resource]) / amount for resource, amount in total.items())
 
 

@@ -130,7 +130,7 @@ class Cluster:
         for unit, candidate in self.units().items():
             if not (candidate.stopping or unit in removed or unit[0] in ends):
                 for name, resident, grant in candidate.places:
-                    table.hold(name, resident.task.request, resident, grant)
+                    table.place_by_name(name, resident.task.request, resident, grant)
         engine = Engine(table, {"default": self.profile})
         gang = Gang(0, member.job, NOW_MS, (member,), ((0,),), ((),))
         self.profile.admit(gang)
@@ -142,15 +142,15 @@ class Cluster:
             (
                 {resource: amount for resource, amount in held.used.items() if amount},
                 held.runs, held.last_placed, dict(held.kinds), dict(held.grants),
-                held.parts and (held.parts.cores, dict(held.parts.gpus)),
+                held.devices and (held.devices.cores, dict(held.devices.gpus)),
             )
-            for held in self.table.holds
+            for held in self.table.node_usage
         ]  # fmt: skip
 
     def remove(self, id: int) -> None:
         for candidate in self.victim_index.of_job[id]:
             for name, member, grant in candidate.places:
-                self.table.let_go(name, member.task.request, member, grant)
+                self.table.release_by_name(name, member.task.request, member, grant)
         self.victim_index.remove(id)
 
 
@@ -247,7 +247,7 @@ def test_the_caches_of_the_search_do_not_change_its_result(nodes, running, reque
         fresh = Preemptions(Engine(cluster.table, {"default": cluster.profile}), cluster.victim_index).find(gang, VIEW)
         assert (cached is None) == (fresh is None)
         if cached is not None and fresh is not None:
-            assert (cached.victims, cached.leaving) == (fresh.victims, fresh.leaving)
+            assert (cached.victims, cached.stopping) == (fresh.victims, fresh.stopping)
             assert [placed.node.name for placed in cached.placements] == [
                 placed.node.name for placed in fresh.placements
             ]

@@ -16,7 +16,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.preemption import victims as module
 from hodei.engine.preemption.search import Preemption, Preemptions
-from hodei.engine.preemption.victims import Going, Place, VictimCandidate, VictimIndex
+from hodei.engine.preemption.victims import Disruption, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
 from property.examples import examples
@@ -68,15 +68,15 @@ class Cluster:
         self.pods[id] = pod
         gang = self.gang(id, pod["cpu"], pod["memory"], pod["priority"])
         member, since = gang.members[0], NOW_MS - 60_000 * pod["minutes"]
-        grant = self.table.hold(f"n{row}", member.task.request, member)
+        grant = self.table.place_by_name(f"n{row}", member.task.request, member)
         self.victim_index.put(id, [VictimCandidate(id, gang.job, (Place(f"n{row}", member, grant),), since)])
 
     def guarded(self, job: int) -> bool:
         return self.pods[job]["budget"] >= 0
 
-    def violations(self, going: Sequence[Going]) -> list[int]:
+    def violations(self, disruptions: Sequence[Disruption]) -> list[int]:
         left, out = list(self.allowed), []
-        for id, _ in going:
+        for id, _ in disruptions:
             number = self.pods[id]["budget"]
             if number >= 0:
                 left[number] -= 1
@@ -164,6 +164,6 @@ def test_the_number_of_distinct_priorities_does_not_change_the_result(running, r
                     for id in _victims(found) or ():
                         (victim,) = cluster.victim_index.of_job[id]
                         for name, member, grant in victim.places:
-                            cluster.table.let_go(name, member.task.request, member, grant)
+                            cluster.table.release_by_name(name, member.task.request, member, grant)
                         cluster.victim_index.remove(id)
             assert answers[:1] == answers[1:]

@@ -231,9 +231,10 @@ class Auditor:
             used = rules.total(here)
             require(table.usage(row) == used, f"{name}: {table.usage(row)} in the table, {used} by the account")
             require(
-                table.holds[row].runs == len(here), f"{name}: {table.holds[row].runs} runs in the table, {len(here)}"
+                table.node_usage[row].runs == len(here),
+                f"{name}: {table.node_usage[row].runs} runs in the table, {len(here)}",
             )
-            mine = table.holds[row].grants
+            mine = table.node_usage[row].grants
             require(
                 mine == grants.get(name, {}), f"{name}: {mine} given in the table, {grants.get(name)} by the account"
             )

@@ -264,13 +264,17 @@ class AvailabilityProfile:
     def _free_at(self, node: NodeName, request: Resources, now_ms: int, at_ms: int) -> Resources:
         """Free amounts of the requested resources at `at_ms`, assuming that runs end as expected; -1 for now."""
         row = self._table.row[node]
-        room, used, held = self._table.allocatable[row], self._table.holds[row].used, self._held.get(node, _NOTHING)
+        allocatable, used, held = (
+            self._table.allocatable[row],
+            self._table.node_usage[row].used,
+            self._held.get(node, _NOTHING),
+        )
         # In a preemption trial the table holds less than this profile: the victims' capacity must not count as free
         # twice, once now and once at their expected end.
         free = {}
         for resource in request:
             taken, reserved = used.get(resource, 0), held.get(resource, 0)
-            free[resource] = room.get(resource, 0) - (taken if taken > reserved else reserved)
+            free[resource] = allocatable.get(resource, 0) - (taken if taken > reserved else reserved)
         if at_ms >= 0:
             for span in self.spans(node, now_ms):
                 if span.end_ms > at_ms:

@@ -173,7 +173,7 @@ class Engine:
     def _greedy(self, gang: Gang, profile: Profile, view: View, layout: Layout | None) -> list[Placed] | Refusal:
         """Each member in turn goes to its best node; exact for members of one shape."""
         table, placements = self.table, list[Placed]()
-        for kind, number, member in gang.each():
+        for kind, number, member in gang.needed_members():
             if not self._place_member(gang, kind, number, member, profile, view, layout, placements):
                 # With many layouts, do not collect reasons for each.
                 found = None if layout else objections(profile, self.runner, member, table, view)

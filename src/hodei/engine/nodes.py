@@ -36,7 +36,7 @@ LARGE = frozenset({MEMORY, STORAGE})
 # Start a new generation rather than let the trace grow without bound.
 _MAX_TRACE = 1_000_000
 # Larger sums are capped: absurd requests must not overflow 64 bits.
-_MOST = 2**62
+_LARGEST_SUM = 2**62
 
 
 def allocatable(node: Node) -> Resources:
@@ -48,14 +48,14 @@ def allocatable(node: Node) -> Resources:
 
 
 class _Usage:
-    __slots__ = ("grants", "kinds", "last_placed", "parts", "runs", "used")
+    __slots__ = ("devices", "grants", "kinds", "last_placed", "runs", "used")
 
     def __init__(self) -> None:
         self.used: Resources = {}
         self.runs = 0
         self.last_placed = 0
         self.kinds: dict[Kind, int] = {}
-        self.parts: DeviceSlots | None = None
+        self.devices: DeviceSlots | None = None
         self.grants: dict[Grant, int] = {}  # count per grant, to rebuild the devices when the node changes
 
 
@@ -78,7 +78,7 @@ class Table:
         self._single_generation = -1
         self._trial_placements: list[tuple[int, int]] | None = None  # in a trial: (row, last_placed before)
         # Usage per row; the columns are updated when read.
-        self.holds: list[_Usage] = []
+        self.node_usage: list[_Usage] = []
         self._gpus: Ints = np.zeros((0, 0), dtype=np.int64)
         self._unwritten: set[int] = set()
         self.topology_index = TopologyIndex()
@@ -114,21 +114,21 @@ class Table:
         for name in names:
             for resource in self._by_name[name].capacity:
                 columns.setdefault(resource, len(columns))
-        room = [allocatable(self._by_name[name]) for name in names]
+        available = [allocatable(self._by_name[name]) for name in names]
         capacity = np.zeros((len(columns), len(names)), dtype=np.int64)
-        for new, amounts in enumerate(room):
+        for new, amounts in enumerate(available):
             for resource, amount in amounts.items():
                 capacity[columns[resource], new] = amount
         for name, row in self.row.items():
             if name not in self._by_name:
-                for kind, number in self.holds[row].kinds.items():
+                for kind, number in self.node_usage[row].kinds.items():
                     self.topology_index.left(kind, number)
-        self.holds = [self.holds[self.row[name]] if name in self.row else _Usage() for name in names]
-        self.names, self.nodes, self.allocatable = names, [self._by_name[name] for name in names], room
+        self.node_usage = [self.node_usage[self.row[name]] if name in self.row else _Usage() for name in names]
+        self.names, self.nodes, self.allocatable = names, [self._by_name[name] for name in names], available
         self.row = {name: row for row, name in enumerate(names)}
         self.column, self._capacity, self._free = columns, capacity, capacity.copy()
         self._runs, self._last_placed = np.zeros((2, len(names)), dtype=np.int64)
-        self._unwritten = {row for row, held in enumerate(self.holds) if held.last_placed}
+        self._unwritten = {row for row, held in enumerate(self.node_usage) if held.last_placed}
         self._rebuild_devices()
         self._new_generation()
         for name in [name for name in self._absent if name in self.row]:
@@ -138,17 +138,17 @@ class Table:
     def _rebuild_devices(self) -> None:
         """Rebuild free cores and GPUs of every node."""
         most = 0
-        for node, held in zip(self.nodes, self.holds, strict=True):
-            held.parts = DeviceSlots(node) if node.sockets or GPU in node.capacity else None
-            if held.parts is not None:
-                most = max(most, len(held.parts.gpus))
+        for node, held in zip(self.nodes, self.node_usage, strict=True):
+            held.devices = DeviceSlots(node) if node.sockets or GPU in node.capacity else None
+            if held.devices is not None:
+                most = max(most, len(held.devices.gpus))
                 for grant, times in held.grants.items():
                     for _ in range(times):
-                        held.parts.take(grant)
+                        held.devices.take(grant)
         self._gpus = np.full((len(self.nodes), most), -1, dtype=np.int64)
-        for row, held in enumerate(self.holds):
-            if held.parts is not None:
-                self._gpus[row, : len(held.parts.gpus)] = list(held.parts.gpus.values())
+        for row, held in enumerate(self.node_usage):
+            if held.devices is not None:
+                self._gpus[row, : len(held.devices.gpus)] = list(held.devices.gpus.values())
 
     def _new_generation(self) -> None:
         self.generation += 1
@@ -170,7 +170,7 @@ class Table:
         self, row: int, request: Resources, member: Member | None = None, grant: Grant | None = None
     ) -> Grant | None:
         """Place a run. Returns its devices: `grant` if given, else newly chosen ones."""
-        held = self.holds[row]
+        held = self.node_usage[row]
         used = held.used
         for resource, amount in request.items():
             used[resource] = used.get(resource, 0) + amount
@@ -183,19 +183,19 @@ class Table:
             kind = self.topology_index.kind_of(member, self)
             held.kinds[kind] = held.kinds.get(kind, 0) + 1
             self.topology_index.moved(kind, row, 1, self)
-            if held.parts is not None and grant is None and needs_devices(member.task):
-                grant = held.parts.find(member.task)
+            if held.devices is not None and grant is None and needs_devices(member.task):
+                grant = held.devices.find(member.task)
         if grant is not None:
             held.grants[grant] = held.grants.get(grant, 0) + 1
-            if held.parts is not None:
-                held.parts.take(grant)
+            if held.devices is not None:
+                held.devices.take(grant)
         self.changes.append(row)
         self._unwritten.add(row)
         return grant
 
     def release(self, row: int, request: Resources, member: Member | None = None, grant: Grant | None = None) -> None:
         """Undo `place`, with the grant that it returned."""
-        held = self.holds[row]
+        held = self.node_usage[row]
         for resource, amount in request.items():
             held.used[resource] = held.used.get(resource, 0) - amount
         held.runs -= 1
@@ -209,22 +209,24 @@ class Table:
             held.grants[grant] -= 1
             if not held.grants[grant]:
                 del held.grants[grant]
-            if held.parts is not None:
-                held.parts.give(grant, self.nodes[row])
+            if held.devices is not None:
+                held.devices.give(grant, self.nodes[row])
         self.changes.append(row)
         self._unwritten.add(row)
 
     def _write(self) -> None:
         """Update the columns from the rows."""
         for row in self._unwritten:
-            held = self.holds[row]
+            held = self.node_usage[row]
             for resource, amount in held.used.items():
                 column = self.column_of(resource)
-                self._free[column, row] = self._capacity[column, row] - (amount if amount < _MOST else _MOST)
+                self._free[column, row] = self._capacity[column, row] - (
+                    amount if amount < _LARGEST_SUM else _LARGEST_SUM
+                )
             self._runs[row] = held.runs
             self._last_placed[row] = held.last_placed
-            if held.parts is not None and held.parts.gpus:
-                self._gpus[row, : len(held.parts.gpus)] = list(held.parts.gpus.values())
+            if held.devices is not None and held.devices.gpus:
+                self._gpus[row, : len(held.devices.gpus)] = list(held.devices.gpus.values())
         self._unwritten.clear()
 
     @property
@@ -252,7 +254,7 @@ class Table:
             self._write()
         return self._last_placed
 
-    def hold(
+    def place_by_name(
         self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
     ) -> Grant | None:
         """Account for an existing run, whose node may not have joined yet."""
@@ -261,10 +263,10 @@ class Table:
         self._absent.setdefault(name, []).append((request, member, grant))
         return grant
 
-    def let_go(
+    def release_by_name(
         self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
     ) -> None:
-        """Undo `hold` or `place` by node name; nothing happens for a removed node."""
+        """Undo `place_by_name`, or `place`; nothing happens for a removed node."""
         if name in self.row:
             self.release(self.row[name], request, member, grant)
         elif (request, member, grant) in self._absent.get(name, ()):
@@ -273,22 +275,22 @@ class Table:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Changes inside are undone by the caller; this restores the placement order."""
-        outer, turns = self._trial_placements, list[tuple[int, int]]()
-        placements, start, self._trial_placements = self._placements, len(self.changes), turns
+        outer, before = self._trial_placements, list[tuple[int, int]]()
+        placements, start, self._trial_placements = self._placements, len(self.changes), before
         try:
             yield
         finally:
             self._placements, self._trial_placements = placements, outer
             touched = sorted(set(self.changes[start:]))
-            for row, turn in reversed(turns):
-                self.holds[row].last_placed = turn
+            for row, last_placed in reversed(before):
+                self.node_usage[row].last_placed = last_placed
             self._unwritten.update(touched)
             self.changes += touched
 
     def usage(self, row: int) -> Resources:
-        return {resource: amount for resource, amount in self.holds[row].used.items() if amount}
+        return {resource: amount for resource, amount in self.node_usage[row].used.items() if amount}
 
-    def at_best(self, *, backends_up: bool = False) -> Table:
+    def idle_copy(self, *, backends_up: bool = False) -> Table:
         """A copy with no runs and every node healthy. `backends_up`: without the nodes of backends that are down."""
         return Table(
             structs.replace(node, ready=True, not_ready_reason="", not_ready_code="", cordoned=False)
@@ -315,7 +317,7 @@ class Table:
     def view(self, rows: Rows = ALL) -> Nodes:
         return Nodes(self, rows)
 
-    def one(self, row: int) -> OneNode:
+    def one_node(self, row: int) -> OneNode:
         """One row as integers; cached per generation."""
         if self._single_generation != self.generation:
             self._single_generation = self.generation
@@ -374,7 +376,7 @@ class Nodes:
         """Rows of the table, to index results computed over all nodes."""
         return self._rows
 
-    def each(self) -> list[Node]:
+    def as_list(self) -> list[Node]:
         if isinstance(self._rows, slice):
             return self.table.nodes[self._rows]
         return [self.table.nodes[row] for row in self._rows]
@@ -409,11 +411,11 @@ class Nodes:
         found: Ints = self.table.gpus[self._rows]
         return found
 
-    def parts(self) -> list[DeviceSlots | None]:
+    def devices(self) -> list[DeviceSlots | None]:
         """Cores and GPUs of each node; None if unknown."""
-        holds = self.table.holds
-        rows = range(len(holds))[self._rows] if isinstance(self._rows, slice) else self._rows
-        return [holds[row].parts for row in rows]
+        usage = self.table.node_usage
+        rows = range(len(usage))[self._rows] if isinstance(self._rows, slice) else self._rows
+        return [usage[row].devices for row in rows]
 
     def runs(self) -> Ints:
         found: Ints = self.table.runs[self._rows]
@@ -472,7 +474,7 @@ class OneNode:
     def __init__(self, table: Table, row: int) -> None:
         self.table = table
         self._capacity = table.allocatable[row]
-        self._used = table.holds[row].used
+        self._used = table.node_usage[row].used
 
     def capacity(self, resource: str) -> int:
         return self._capacity.get(resource, 0)

@@ -30,7 +30,7 @@ def pack(
     """Placements (in the table) in member order, or None with the table unchanged."""
     if gang.size > _MAX_MEMBERS:
         return None
-    wanted = [(number, kind, member) for kind, number, member in gang.each()]
+    wanted = [(number, kind, member) for kind, number, member in gang.needed_members()]
     hardness = {
         kind: (
             rankings.of(profile, member, gang.shapes[kind], view).feasible,

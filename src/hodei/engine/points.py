@@ -231,7 +231,7 @@ class PerNode:
         if type(self).refuse is PerNode.refuse:
             return ()
         masks: dict[str, Mask] = {}
-        for place, node in enumerate(nodes.each()):
+        for place, node in enumerate(nodes.as_list()):
             text = self.refuse(member, node, nodes.used_by(node.name))
             if text is not None:
                 masks.setdefault(text, nodes.none())[place] = True
@@ -242,7 +242,7 @@ class PerNode:
         if type(self).points is PerNode.points:
             return None
         out = nodes.zeros()
-        for place, node in enumerate(nodes.each()):
+        for place, node in enumerate(nodes.as_list()):
             points = self.points(member, node, nodes.used_by(node.name)) or 0
             out[place] = min(max(round(points * 100), 0), MAX_SCORE)
         return out

@@ -26,7 +26,7 @@ from hodei.engine.points import (
 from hodei.engine.preemption.victims import class_of
 from hodei.engine.view import Gang, Member, View
 from hodei.model.array import same_template
-from hodei.model.job import JobSpec, Reason
+from hodei.model.job import JobSpec, Move, Reason
 
 
 class RelocationFilter:
@@ -36,19 +36,20 @@ class RelocationFilter:
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
-        if not gang.moved_off and not gang.moved_to:
+        move = gang.move
+        if move is None:
             return None
-        rows = np.full(len(table.names), not gang.moved_to)
-        for name in (gang.moved_to,) if gang.moved_to else gang.moved_off:
+        rows = np.full(len(table.names), not move.to)
+        for name in (move.to,) if move.to else move.off:
             if name in table.row:
-                rows[table.row[name]] = bool(gang.moved_to)
-        return Layouts([Layout((rows,) * len(gang.members))], Reason(self.name, "MOVING", _text(gang), evictable=True))
+                rows[table.row[name]] = bool(move.to)
+        return Layouts([Layout((rows,) * len(gang.members))], Reason(self.name, "MOVING", _text(move), evictable=True))
 
 
-def _text(gang: Gang) -> str:
-    if gang.moved_to:
-        return f"it is being moved to {gang.moved_to}, which has no capacity for it"
-    names = ", ".join(gang.moved_off[:5]) + (f" and {len(gang.moved_off) - 5} more" if len(gang.moved_off) > 5 else "")
+def _text(move: Move) -> str:
+    if move.to:
+        return f"it is being moved to {move.to}, which has no capacity for it"
+    names = ", ".join(move.off[:5]) + (f" and {len(move.off) - 5} more" if len(move.off) > 5 else "")
     return f"it is being moved off {names}, and no other node has capacity for it"
 
 
@@ -164,9 +165,9 @@ class Profile(Struct, frozen=True):
         gang.shapes, gang.layout_plugins = known.shape_key[1], known.layout_plugins
         if known.spec is gang.job and not gang.is_joining:
             gang.members = known.members
-        if gang.moved_off or gang.moved_to:
+        if gang.move is not None:
             gang.layout_plugins = (*gang.layout_plugins, RELOCATION)
-            gang.group = (*known.group, gang.moved_off, gang.moved_to)
+            gang.group = (*known.group, gang.move)
 
     def _one(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
         """Intern a tuple."""

@@ -75,7 +75,7 @@ class _Memo:
             self.generation = table.generation
         elif self._scalar is not None and self.array is not None and len(rows) <= _FEW_ROWS:
             for row in rows:
-                self.array[row] = self._scalar(table.one(row))
+                self.array[row] = self._scalar(table.one_node(row))
         else:
             self._refresh_rows(table, np.array(sorted(rows), dtype=np.intp))
         self._seen = len(changes)

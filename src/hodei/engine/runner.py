@@ -93,14 +93,14 @@ class Runner:
 
     def grant(self, choosers: Sequence[Any], member: Member, table: Table, row: int, view: View) -> Grant | None:
         """Devices for a member as the plugins choose; None if they have no preference."""
-        parts = table.holds[row].parts
-        if not choosers or parts is None or not member.task.request.get(GPU, 0) % 1000:
+        devices = table.node_usage[row].devices
+        if not choosers or devices is None or not member.task.request.get(GPU, 0) % 1000:
             return None
         for plugin in choosers:
             try:
                 column = plugin.choose_gpu(member, table.view(slice(row, row + 1)), view)
                 if column is not None:
-                    return parts.find(member.task, list(parts.gpus)[column])
+                    return devices.find(member.task, list(devices.gpus)[column])
             except Exception as error:
                 self._report(plugin, "choose_gpu", error)
         return None

@@ -86,7 +86,7 @@ class StartSearch:
             return self._alone(gang, view, availability, duration_ms, after_ms)
         taken: dict[NodeName, Resources] = {}
         at: dict[int, Ints] = {}
-        for kind, _, member in gang.each():
+        for kind, _, member in gang.needed_members():
             request = {resource: amount for resource, amount in member.task.request.items() if amount}
 
             def on(row: int, request: Resources) -> int:
@@ -129,7 +129,7 @@ class StartSearch:
         self, gang: Gang, view: View, availability: AvailabilityProfile, duration_ms: int, after_ms: int
     ) -> tuple[int, dict[NodeName, Resources]] | None:
         """The same for one member and few nodes; ties go to the first name."""
-        ((kind, _, member),) = gang.each()
+        ((kind, _, member),) = gang.needed_members()
         request = {resource: amount for resource, amount in member.task.request.items() if amount}
         open_rows = self._engine.open_rows(gang, kind, view)
         best: tuple[int, NodeName] | None = None
@@ -161,9 +161,9 @@ def most_free(table: Table, resource: str, without: Collection[int] = ()) -> int
     """The largest amount free on one node, except on the rows in `without`."""
     if len(table.names) <= _FEW_NODES:
         most = 0
-        for row, room in enumerate(table.allocatable):
+        for row, allocatable in enumerate(table.allocatable):
             if row not in without:
-                most = max(most, room.get(resource, 0) - table.holds[row].used.get(resource, 0))
+                most = max(most, allocatable.get(resource, 0) - table.node_usage[row].used.get(resource, 0))
         return most
     column = table.column_of(resource)  # first: a new column replaces the array
     free = table.free[column]

@@ -49,7 +49,7 @@ def domain_of(node: Node, topology: str) -> str | None:
 class Kind:
     """What rules of other jobs see of a member, and its own rules."""
 
-    __slots__ = ("anti", "attract", "labels", "leaving", "ports", "project", "repel", "required", "volumes", "watched")
+    __slots__ = ("anti", "attract", "labels", "ports", "project", "repel", "required", "stopping", "volumes", "watched")
 
     def __init__(self, member: Member) -> None:
         task, job = member.task, member.job
@@ -60,7 +60,7 @@ class Kind:
         self.repel = task.job_anti_affinity.preferred
         self.ports: tuple[HostPort, ...] = task.ports
         self.volumes: tuple[Volume, ...] = task.volumes
-        self.leaving = member.leaving
+        self.stopping = member.stopping
         self.watched: list[tuple[DomainCount, int]] | None = None
 
     @property
@@ -74,8 +74,8 @@ def kind_key(member: Member) -> Hashable:
     near, away = task.job_affinity, task.job_anti_affinity
     if not (task.ports or near.required or near.preferred or away.required or away.preferred or task.volumes):
         # the most frequent case, evaluated for every placement
-        return (job.project, labels, True) if member.leaving else (job.project, labels)
-    return (job.project, labels, near, away, task.ports, task.volumes, member.leaving)
+        return (job.project, labels, True) if member.stopping else (job.project, labels)
+    return (job.project, labels, near, away, task.ports, task.volumes, member.stopping)
 
 
 class DomainCount:
@@ -119,7 +119,7 @@ class DomainCount:
         self.generation = table.generation
         self.version = next(_versions)
         weights: dict[Kind, int] = {}
-        for row, held in enumerate(table.holds):
+        for row, held in enumerate(table.node_usage):
             for kind, number in held.kinds.items():
                 weight = weights.get(kind)
                 if weight is None:
@@ -228,7 +228,7 @@ class TopologyIndex:
 
     def _drop_kinds(self, table: Table) -> None:
         """Drop kinds without placed members."""
-        placed = {kind for held in table.holds for kind in held.kinds}
+        placed = {kind for held in table.node_usage for kind in held.kinds}
         self._kinds = {key: kind for key, kind in self._kinds.items() if kind in placed}
 
     def moved(self, kind: Kind, row: int, by: int, table: Table) -> None:
@@ -327,7 +327,7 @@ class Attachments:
         self._size = len(table.names)
         self._users: dict[str, dict[int, int]] = {}  # by handle: members using it per row
         self._counts: dict[str, Ints] = {}  # by limit: volumes of that kind per row
-        for row, held in enumerate(table.holds):
+        for row, held in enumerate(table.node_usage):
             for kind, number in held.kinds.items():
                 if kind.volumes:
                     self.moved(kind.volumes, row, number)

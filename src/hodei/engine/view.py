@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from msgspec import Struct
 
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import JobSpec, Reason, StartKind, TaskSpec
+from hodei.model.job import JobSpec, Move, Reason, StartKind, TaskSpec
 
 if TYPE_CHECKING:
     from hodei.engine.availability import AvailabilityProfile
@@ -18,11 +18,11 @@ Numbers = tuple[tuple[int, ...], ...]
 
 
 class Member(Struct, frozen=True, gc=False):
-    """A task of a gang, for its `count` equal members. `leaving`: it stops, and does not count for spread rules."""
+    """A task of a gang, for its `count` equal members. `stopping`: it stops, and does not count for spread rules."""
 
     job: JobSpec
     task: TaskSpec
-    leaving: bool = False
+    stopping: bool = False
 
     @property
     def labels(self) -> dict[str, str]:
@@ -35,8 +35,8 @@ class Gang(Struct, gc=False):
 
     For each of `members`: the numbers of `needed` members (all are placed, or none) and of `extra` members (placed if
     capacity allows). `is_joining`: they join a gang that runs on the nodes `running_nodes`. `group`: equal for gangs that no
-    plugin distinguishes; `shape_key`: equal for gangs with the same shapes, in any project. `moved_off`: nodes that it was
-    moved off; `moved_to`: the only node allowed. `estimate_ms`: longest expected run time, used for start
+    plugin distinguishes; `shape_key`: equal for gangs with the same shapes, in any project. `move`: the nodes that it may
+    use while it is moved. `estimate_ms`: longest expected run time, used for start
     reservations; `expected_ms`: best estimate, used for order and forecasts; 0 if unknown. `kind`: how a backfill
     queue started it. `layout_plugins`: plugins that restrict its layout.
     """
@@ -62,8 +62,7 @@ class Gang(Struct, gc=False):
     running_nodes: tuple[NodeName, ...] = ()
     inherited_priority: int | None = None
     shape_key: tuple[Hashable, ...] = ()
-    moved_off: tuple[NodeName, ...] = ()
-    moved_to: NodeName = ""
+    move: Move | None = None
 
     @property
     def priority(self) -> int:
@@ -75,8 +74,8 @@ class Gang(Struct, gc=False):
     def size(self) -> int:
         return sum(map(len, self.needed))
 
-    def each(self) -> Iterator[tuple[int, int, Member]]:
-        """Every needed member: index in `members`, number, Member."""
+    def needed_members(self) -> Iterator[tuple[int, int, Member]]:
+        """Index in `members`, number, Member."""
         for kind, (member, numbers) in enumerate(zip(self.members, self.needed, strict=True)):
             for number in numbers:
                 yield kind, number, member

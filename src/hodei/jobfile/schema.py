@@ -127,7 +127,7 @@ class BackendForm(Form, frozen=True):
         ]
         | None
     ) = None
-    avoid: Annotated[Words, about("These only if no other backend has room.")] | None = None
+    avoid: Annotated[Words, about("These only if no other backend has capacity.")] | None = None
 
 
 class NearForm(Form, frozen=True):

@@ -55,8 +55,8 @@ class Devices:
 
     def _unbound(self, task: TaskSpec, nodes: Nodes) -> list[tuple[Mask, Reason]]:
         masks: dict[tuple[str, bool], Mask] = {}
-        for place, (node, parts) in enumerate(zip(nodes.each(), nodes.parts(), strict=True)):
-            code = _objection(task, parts) if node.sockets and parts is not None else "NO_TOPOLOGY"
+        for place, (node, devices) in enumerate(zip(nodes.as_list(), nodes.devices(), strict=True)):
+            code = _objection(task, devices) if node.sockets and devices is not None else "NO_TOPOLOGY"
             if code:
                 # If it does not fit the idle node, preemption cannot help.
                 evictable = code != "NO_TOPOLOGY" and DeviceSlots(node).fits(task)
@@ -76,10 +76,10 @@ class Devices:
             texts.append(
                 f"its GPUs are free only in pieces ({', '.join(pieces)}; {human_amount(GPU, amount)} requested)"
             )
-        [node], [parts] = nodes.each(), nodes.parts()
-        if task.binding and node.sockets and parts is not None and _objection(task, parts):
+        [node], [devices] = nodes.as_list(), nodes.devices()
+        if task.binding and node.sockets and devices is not None and _objection(task, devices):
             cores = _cores(task)
-            free = [len(socket) for socket in parts.cores]
+            free = [len(socket) for socket in devices.cores]
             most = max(free) if task.binding == "numa" else sum(free)
             size += max(1, (cores - most) * 1000 // max(cores, 1))
             texts.append(f"has {' + '.join(map(str, free))} free cores in its sockets, {cores} requested")
@@ -100,7 +100,9 @@ class Devices:
         if task.binding == "numa":
             yield Change("drop", "binding to any cores instead of those of one socket", {"binding": "cores"})
         known = [
-            [len(socket) for socket in parts.cores] for parts in nodes.parts() if parts is not None and parts.cores
+            [len(socket) for socket in devices.cores]
+            for devices in nodes.devices()
+            if devices is not None and devices.cores
         ]
         free = max((max(each) if task.binding == "numa" else sum(each) for each in known), default=0)
         if 0 < free < _cores(task):
@@ -135,17 +137,17 @@ def _gpus_when_empty(node: Node) -> tuple[int, ...]:
     return tuple(gpus_of(node).values())
 
 
-def _objection(task: TaskSpec, parts: DeviceSlots) -> str:
+def _objection(task: TaskSpec, devices: DeviceSlots) -> str:
     """Why the cores (and GPUs) of a node cannot be bound; "" if they can, or if only GPUs are missing."""
     cores, amount = _cores(task), task.request.get(GPU, 0)
-    if sum(map(len, parts.cores)) < cores:
+    if sum(map(len, devices.cores)) < cores:
         return "NO_FREE_CORES"
     if task.binding != "numa":
         return ""
-    if max(map(len, parts.cores), default=0) < cores:
+    if max(map(len, devices.cores), default=0) < cores:
         return "NOT_IN_ONE_SOCKET"
-    gpus_fit = not amount or fits_one(list(parts.gpus.values()), amount)
-    return "NOT_IN_ONE_SOCKET" if gpus_fit and not parts.fits(task) else ""
+    gpus_fit = not amount or fits_one(list(devices.gpus.values()), amount)
+    return "NOT_IN_ONE_SOCKET" if gpus_fit and not devices.fits(task) else ""
 
 
 def _cores(task: TaskSpec) -> int:

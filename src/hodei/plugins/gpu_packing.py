@@ -114,7 +114,7 @@ class GpuClustering(_GpuOnly):
         size = 0 if amount < WHOLE else -(-amount // WHOLE)
         most = max(nodes.largest(GPU), 1)
         quarters = np.fromiter(
-            (_neighbour_class(size, parts.sizes if parts is not None else {}) for parts in nodes.parts()),
+            (_neighbour_class(size, devices.sizes if devices is not None else {}) for devices in nodes.devices()),
             dtype=np.int64,
             count=len(nodes),
         )

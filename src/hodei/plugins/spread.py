@@ -182,5 +182,5 @@ def _count_by_node(selector: tuple[Requirement, ...] | None, project: str, table
 def _selects(selector: tuple[Requirement, ...] | None, project: str, kind: Kind) -> int:
     """An empty selector matches none, and terminating members do not count, as in Kubernetes."""
     return int(
-        bool(selector) and kind.project == project and not kind.leaving and all_match(selector or (), kind.labels)
+        bool(selector) and kind.project == project and not kind.stopping and all_match(selector or (), kind.labels)
     )

@@ -103,7 +103,7 @@ async def migrate(service: Service, job: JobId, to: str = "", force: bool = Fals
     if reason and not force:
         raise Conflict(
             f"job {job} cannot be moved: {reason}",
-            hint="--force stops it nevertheless; it then waits until there is room",
+            hint="--force stops it nevertheless; it then waits until there is capacity",
             code="NO_OTHER_NODE",
         )
     return await service.apply(job, JobMigrated(job, to, force))

@@ -24,7 +24,7 @@ class SingleNode:
 
     def add_run(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
         spec = a_job_spec()
-        self.table.hold("n1", request, Member(spec, spec.tasks[0]), None)
+        self.table.place_by_name("n1", request, Member(spec, spec.tasks[0]), None)
         self.availability.started(run, "n1", request, start, estimate, project)
 
     def reserve(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
@@ -89,7 +89,9 @@ def test_capacity_of_a_hypothetically_removed_run_is_counted_once(node):
     node.add_run("2.0.1", TWO, 0, 500)
     node.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
     spec = a_job_spec()
-    node.table.let_go("n1", TWO, Member(spec, spec.tasks[0]), None)  # a trial without run 1; the profile still has it
+    node.table.release_by_name(
+        "n1", TWO, Member(spec, spec.tasks[0]), None
+    )  # a trial without run 1; the profile still has it
     assert node.first_conflict(TWO, 200), "at 100 two cores are free, and they are reserved"
 
 

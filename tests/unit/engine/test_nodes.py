@@ -50,13 +50,13 @@ def test_a_changed_node_keeps_its_usage():
 
 def test_capacity_is_held_on_a_node_that_has_not_joined_yet():
     table = _table()
-    table.hold("a", amounts(cpu=1))
-    table.hold("a", amounts(cpu=2))
-    table.let_go("a", amounts(cpu=1))
+    table.place_by_name("a", amounts(cpu=1))
+    table.place_by_name("a", amounts(cpu=2))
+    table.release_by_name("a", amounts(cpu=1))
     table.put(a_node("a", 4))
     table.settle()
     assert table.usage(0) == {"cpu": 2000}
-    table.let_go("a", amounts(cpu=2))
+    table.release_by_name("a", amounts(cpu=2))
     assert table.usage(0) == {}
 
 
@@ -64,7 +64,7 @@ def test_release_on_a_removed_node_does_nothing():
     table = _table(a_node("a"))
     table.remove("a")
     table.settle()
-    table.let_go("a", amounts(cpu=1))
+    table.release_by_name("a", amounts(cpu=1))
     table.put(a_node("a"))
     table.settle()
     assert table.usage(0) == {}
@@ -115,7 +115,7 @@ def test_a_view_of_some_rows_is_as_long_as_those_rows():
     rows = np.array([1, 3])
     view = table.view(rows)
     assert len(view) == 2
-    assert [node.name for node in view.each()] == ["b", "d"]
+    assert [node.name for node in view.as_list()] == ["b", "d"]
     assert view.matching(Requirement("zone", "In", ("d",))).tolist() == [False, True]
     assert view.matching(Requirement("metadata.name", "In", ("b",)), field=True).tolist() == [True, False]
     assert len(view.free("cpu")) == len(view.none()) == len(view.zeros()) == len(view.runs()) == 2
@@ -131,7 +131,7 @@ def test_a_share_is_in_ten_thousandths_and_never_negative(part, share):
 def test_the_ideal_table_is_idle_and_healthy():
     table = _table(a_node("a", cordoned=True), a_node("b", ready=False, not_ready_reason="unreachable"))
     table.place(0, amounts(cpu=1))
-    best = table.at_best()
+    best = table.idle_copy()
     best.settle()
     assert all(node.ready and not node.cordoned for node in best.nodes)
     assert best.usage(0) == {}

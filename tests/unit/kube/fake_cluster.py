@@ -9,7 +9,7 @@ from typing import Any
 
 from hodei.control.controller import Step
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.run import Options, PodSchedulerParts, build_scheduler
+from hodei.kube.scheduler.run import Options, PodScheduler, build_scheduler
 from hodei.model.effects import Start
 from unit.kube.pod_factory import a_node, a_pod
 
@@ -18,7 +18,7 @@ NOW_MS = 1_790_000_000_000  # 2026-09-21T14:13:20Z
 
 class FakeCluster:
     def __init__(self, options: Options | None = None) -> None:
-        self.parts: PodSchedulerParts = build_scheduler(options or Options())
+        self.parts: PodScheduler = build_scheduler(options or Options())
         self.now_ms = NOW_MS
         self.parts.pods._now_ms = lambda: self.now_ms
         self.pods: dict[str, Pod] = {}

@@ -73,7 +73,7 @@ class _RandomCluster:
             host = self.hosts[name]
             enough = all(host.free_amount(resource) >= much for resource, much in member.task.request.items())
             if enough and naive.possible(member.task, host):
-                slots = rng.choice([None, table.holds[table.row[name]].parts])
+                slots = rng.choice([None, table.node_usage[table.row[name]].devices])
                 chosen = slots.find(member.task, rng.randint(-1, 5)) if slots is not None else None
                 grant = table.place(table.row[name], member.task.request, member, chosen)
                 host.held.append((member.task.request, grant))
@@ -108,12 +108,12 @@ def test_a_node_that_is_not_refused_grants_free_devices():
             continue
         refused = Runner().refused(plugin, member, nodes, VIEW)
         refused_rows = nodes.none() if refused is None else refused
-        for name, parts, is_refused in zip(cluster.table.names, nodes.parts(), refused_rows.tolist(), strict=True):
+        for name, devices, is_refused in zip(cluster.table.names, nodes.devices(), refused_rows.tolist(), strict=True):
             host = cluster.hosts[name]
             if task.binding and not host.node.sockets:
                 assert is_refused
             elif host.free_amount("gpu") >= task.request.get("gpu", 0):
-                grant = parts.find(task, cluster.rng.randint(-1, 4)) if parts is not None else None
+                grant = devices.find(task, cluster.rng.randint(-1, 4)) if devices is not None else None
                 assert (grant is None) == is_refused
                 if grant is not None:
                     _check(grant, member, host)

@@ -112,8 +112,8 @@ def test_the_gain_is_the_fragment_before_minus_the_fragment_after():
     for gpu in ("", "0.3", "0.5", "1", "1.5", "2"):
         member = a_member(gpu=gpu, cpu="2")
         gains = fragments.gains(member, table.view())
-        for row, parts in enumerate(table.view().parts()):
-            grant = parts.find(member.task)
+        for row, devices in enumerate(table.view().devices()):
+            grant = devices.find(member.task)
             if grant is None:
                 assert (gains[row] < -(10**15)).all()
                 continue
@@ -121,7 +121,7 @@ def test_the_gain_is_the_fragment_before_minus_the_fragment_after():
             table.place(row, member.task.request, member, grant)
             after = _total(table, row)
             table.release(row, member.task.request, member, grant)
-            column = list(parts.gpus).index(grant.gpus[-1][0]) if grant.gpus and grant.gpus[-1][1] < 1000 else 0
+            column = list(devices.gpus).index(grant.gpus[-1][0]) if grant.gpus and grant.gpus[-1][1] < 1000 else 0
             assert gains[row, column] == before - after
 
 

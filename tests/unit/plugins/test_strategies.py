@@ -64,7 +64,7 @@ def test_resource_answers_for_one_node_as_it_does_for_all():
     ):
         member = a_member(**fields)
         found = scores(Resource(), member, table)
-        assert {name: Resource().score(member, table.one(row), None) for name, row in table.row.items()} == found
+        assert {name: Resource().score(member, table.one_node(row), None) for name, row in table.row.items()} == found
 
 
 def test_most_free_chooses_the_largest_free_amount_whatever_its_share():

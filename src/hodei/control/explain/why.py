@@ -46,7 +46,6 @@ from hodei.model.job import JOB_ENDED, NOT_ESCALATED, RUN_ENDED, Job, JobSpec, R
 from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_time
 from hodei.model.usage import efficiency
-from hodei.model.usage import efficiency
 
 if TYPE_CHECKING:
     from hodei.control.controller import Controller
@@ -338,8 +337,8 @@ def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Ex
 def _would_preempt(spec: JobSpec, taking: Preemption, now_ms: int) -> Explanation:
     nodes = sorted({placed.node.name for placed in taking.placements})
     victims = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.victims[:5])
-    leaving = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.stopping[:5])
-    how = f"would preempt job {victims}" if victims else f"would wait for job {leaving}, which is stopping"
+    stopping = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.stopping[:5])
+    how = f"would preempt job {victims}" if victims else f"would wait for job {stopping}, which is stopping"
     text = f"{how}, on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
     trigger = "when they have stopped"
     return Explanation(

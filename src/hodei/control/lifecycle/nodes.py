@@ -181,7 +181,7 @@ class Relocation:
         table = self._cluster.table
         table.settle()
         gang = self._gang(job.id, job.spec, job.submitted_ms)
-        _apply_move(gang, move)
+        gang.move = move
         self._engine.profile(gang).admit(gang)
         with table.trial():
             found = self._engine.place_needed(gang, self._accounts.view(now_ms))
@@ -210,7 +210,7 @@ class Relocation:
 
     def queued(self, gang: Gang, job: Job) -> bool:
         """A job is pending. Returns True if capacity is held for it: it is placed first, without queueing."""
-        _apply_move(gang, job.move)
+        gang.move = job.move
         places = self.held.pop(job.id, None) if self.held else None
         if places is None:
             if job.move:
@@ -232,12 +232,6 @@ class Relocation:
 
     def next_ms(self) -> int | None:
         return self._timers.next_ms()
-
-
-def _apply_move(gang: Gang, move: Move | None) -> None:
-    """Restrict a gang to what `Job.move` allows."""
-    if move is not None:
-        gang.moved_to, gang.moved_off = move.to, move.off
 
 
 def can_move(job: Job) -> bool:

@@ -26,7 +26,7 @@ from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
+from hodei.model.job import RUN_ENDED, Job, JobSpec, Move, Run
 from hodei.model.node import Node
 from hodei.model.outcome import job_code_of_run, may_retry, run_failure_class
 
@@ -140,9 +140,10 @@ class PerNode:
         return self._gang(self._cluster.jobs[id], node)
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
-        refused, left = self._refused.setdefault(gang.id, {}), self._remaining[gang.id]
+        assert gang.move is not None, "a member of a per-node job is tried on one node"
+        refused, left, node = self._refused.setdefault(gang.id, {}), self._remaining[gang.id], gang.move.to
         everywhere = next((verdict.reason.text for verdict in refusal.verdicts if not verdict.count), "")
-        refused[gang.moved_to] = everywhere or _node_refusal(refusal, gang.moved_to)
+        refused[node] = everywhere or _node_refusal(refusal, node)
         if everywhere and left.open:  # such as a quota: the same for every node
             refused.update(dict.fromkeys(left.open, everywhere))
             left.tried += left.open
@@ -251,7 +252,7 @@ class PerNode:
         spec = job.spec
         gang = Gang(
             job.id, spec, job.submitted_ms, (Member(spec, spec.tasks[0]),), ((number,),), ((),),
-            queued_ms=job.submitted_ms, is_joining=True, moved_to=node,
+            queued_ms=job.submitted_ms, is_joining=True, move=Move(node),
             estimate_ms=self._cluster.estimates.get(job.id) or self._cluster.limit_ms(spec),
         )  # fmt: skip
         self._profile(spec).admit(gang)

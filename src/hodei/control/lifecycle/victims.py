@@ -225,7 +225,7 @@ class LinkGuard:
 
     def violations(self, disruptions: Sequence[Disruption]) -> list[int]:
         by_victim = [
-            [(id, ()) for id in self._links.jobs(job, some)] if job < 0 else [(job, some)] for job, some in going
+            [(id, ()) for id in self._links.jobs(job, some)] if job < 0 else [(job, some)] for job, some in disruptions
         ]
         counts = iter(self._guard.violations([one for each in by_victim for one in each]))
         return [sum(next(counts) for _ in each) for each in by_victim]

@@ -76,7 +76,7 @@ class OverrunEnforcement:
     def _blocking(
         self, needed: Mapping[NodeName, Resources], over: Mapping[RunId, Run], reserved: Mapping[NodeName, Resources]
     ) -> list[Run]:
-        """The fewest overruns whose stop makes room for all that is needed; none if it is not enough."""
+        """The fewest overruns whose stop frees all that is needed; none if that is not enough."""
         out: list[Run] = []
         table = self._cluster.table
         for name in sorted(needed):

@@ -20,11 +20,11 @@ from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import NO_OPINION, reads_of
 from hodei.engine.preemption.victims import (
     COUNT,
-    LEAVING,
-    Breaches,
+    STOPPING,
     VictimCandidate,
     VictimIndex,
     VictimSet,
+    Violations,
     reprieve_order,
     victim_set,
 )
@@ -154,17 +154,17 @@ class NodeCandidates:
         """The sort key of every row: the lowest class that could free enough, then the number of runs."""
         table, victim_index = self._table, self._victim_index
         nodes, count = table.view(), len(table.names)
-        room = {resource: nodes.free(resource).copy() for resource, _ in self._request}
+        free = {resource: nodes.free(resource).copy() for resource, _ in self._request}
         victims = nodes.zeros()
         left = ~(self._closed | self._closed_by_usage | self._closed_by_cluster)
         self._keys = np.full(count, _NEVER, dtype=np.int64)
         self._victim_sets.clear()
-        if victim_index.many:
+        if victim_index.without_columns:
             for row in np.flatnonzero(left).tolist():
                 self._keys[row] = self._key(row)
             self._sort()
             return
-        for rank in (LEAVING, *victim_index.ranks_below(self._rank)):
+        for rank in (STOPPING, *victim_index.ranks_below(self._rank)):
             held = victim_index.held_by(rank)
             if COUNT not in held:
                 continue
@@ -172,8 +172,8 @@ class NodeCandidates:
             enough = left & (victims > 0)
             for resource, amount in self._request:
                 if resource in held:
-                    room[resource] += held[resource]
-                enough &= room[resource] >= amount
+                    free[resource] += held[resource]
+                enough &= free[resource] >= amount
             rows = np.flatnonzero(enough)
             first, most = self._level(rank) * self._runs, self._runs - 1
             self._keys[rows] = (first + np.minimum(table.runs[rows], most)) * count + rows
@@ -182,7 +182,7 @@ class NodeCandidates:
 
     def _level(self, rank: int) -> int:
         """A class in 33 bits for the key; runs that are stopping already come first."""
-        if rank == LEAVING:
+        if rank == STOPPING:
             return 0
         return min(max(rank, -_NUMBERS), _NUMBERS) + _NUMBERS + 1 if self._victim_index.by_number else rank + 1
 
@@ -210,7 +210,7 @@ class NodeCandidates:
     def _closes(self, plugin: Any, row: int, view: View) -> bool:
         if getattr(plugin, "scalar", False):
             try:
-                pairs = plugin.filter(self._member, self._table.one(row), view)
+                pairs = plugin.filter(self._member, self._table.one_node(row), view)
                 return any(refused and not reason.evictable for refused, reason in pairs)
             except Exception:
                 pass  # called again below by the runner, which reports the failure
@@ -220,14 +220,14 @@ class NodeCandidates:
         if self._closed.item(row) or self._closed_by_usage.item(row) or self._closed_by_cluster.item(row):
             return _NEVER
         table, victim_index = self._table, self._victim_index
-        holding, room = table.holds[row], table.allocatable[row]
-        used = holding.used
+        used, allocatable = table.node_usage[row].used, table.allocatable[row]
         lacking = {
-            resource: amount - room.get(resource, 0) + used.get(resource, 0) for resource, amount in self._request
+            resource: amount - allocatable.get(resource, 0) + used.get(resource, 0)
+            for resource, amount in self._request
         }
-        if victim_index.many:
-            return self._key_by_tenants(row, lacking)
-        for rank in (LEAVING, *victim_index.ranks_below(self._rank)):
+        if victim_index.without_columns:
+            return self._key_by_candidates(row, lacking)
+        for rank in (STOPPING, *victim_index.ranks_below(self._rank)):
             held = victim_index.held_by(rank)
             if COUNT in held and held[COUNT].item(row) > 0:
                 enough = True
@@ -240,10 +240,10 @@ class NodeCandidates:
         return _NEVER
 
     def _key_at(self, rank: int, row: int) -> int:
-        runs = min(self._table.holds[row].runs, self._runs - 1)
+        runs = min(self._table.node_usage[row].runs, self._runs - 1)
         return (self._level(rank) * self._runs + runs) * len(self._table.names) + row
 
-    def _key_by_tenants(self, row: int, lacking: dict[str, int]) -> int:
+    def _key_by_candidates(self, row: int, lacking: dict[str, int]) -> int:
         name = self._table.names[row]
         for victim in self._victim_index.lowest_first(name, self._rank):
             held, enough = victim.holds[name], True
@@ -251,7 +251,7 @@ class NodeCandidates:
                 lacking[resource] -= held.get(resource, 0)
                 enough = enough and lacking[resource] <= 0
             if enough:
-                return self._key_at(LEAVING if victim.stopping else victim.rank, row)
+                return self._key_at(STOPPING if victim.stopping else victim.rank, row)
         return _NEVER
 
     def rows(self, within: Mask | None = None) -> Iterator[int]:
@@ -310,38 +310,41 @@ class NodeCandidates:
         if row in self._victim_sets:
             return self._victim_sets[row]
         found = self._find_victims(row, removed)
-        if found is not None and not (found.needed or found.leaving):
+        if found is not None and not (found.needed or found.stopping):
             found = None
         self._victim_sets[row] = found
         return found
 
     def victims(
         self, row: int, removed: Collection[VictimCandidate]
-    ) -> tuple[list[VictimCandidate], list[VictimCandidate], Breaches]:
+    ) -> tuple[list[VictimCandidate], list[VictimCandidate], Violations]:
         """Possible victims on a row in reprieve order, runs that are stopping already, and budget violations."""
         here = [
             victim for victim in self._victim_index.on_node.get(self._table.names[row], ()) if victim not in removed
         ]
-        leaving = [victim for victim in here if victim.stopping]
+        stopping = [victim for victim in here if victim.stopping]
         movable = [victim for victim in here if victim.counted and victim.rank < self._rank]
-        movable, breaches = reprieve_order(self._victim_index, movable, removed, self._computed_ms)
-        return movable, leaving, breaches
+        movable, violations = reprieve_order(self._victim_index, movable, removed, self._computed_ms)
+        return movable, stopping, violations
 
     def _find_victims(self, row: int, removed: Collection[VictimCandidate]) -> VictimSet | None:
-        movable, leaving, breaches = self.victims(row, removed)
+        movable, stopping, violations = self.victims(row, removed)
         table, name = self._table, self._table.names[row]
-        used, room = table.holds[row].used, table.allocatable[row]
+        used, allocatable = table.node_usage[row].used, table.allocatable[row]
         # Spare amounts when all victims have ended and the member is placed.
-        spare = {resource: room.get(resource, 0) - used.get(resource, 0) - amount for resource, amount in self._request}
-        for victim in (*leaving, *movable):
+        spare = {
+            resource: allocatable.get(resource, 0) - used.get(resource, 0) - amount
+            for resource, amount in self._request
+        }
+        for victim in (*stopping, *movable):
             held = victim.holds[name]
             for resource in spare:
                 spare[resource] += held.get(resource, 0)
         for much in spare.values():
             if much < 0:
                 return None
-        parts = self._devices_without(row, (*leaving, *movable))
-        if parts is not None and not parts.fits(self._member.task):
+        devices = self._devices_without(row, (*stopping, *movable))
+        if devices is not None and not devices.fits(self._member.task):
             return None
         needed: list[VictimCandidate] = []
         ending: set[int] = set()
@@ -353,37 +356,37 @@ class NodeCandidates:
                 if held.get(resource, 0) > much:
                     break
             else:
-                if parts is None or self._can_keep(victim, row, parts):
+                if devices is None or self._can_keep(victim, row, devices):
                     for resource in spare:
                         spare[resource] -= held.get(resource, 0)
                     continue
             needed.append(victim)
             if victim.stops_gang:
                 ending.add(victim.id)
-        return victim_set(self._victim_index, row, needed, leaving, self._computed_ms, breaches)
+        return victim_set(self._victim_index, row, needed, stopping, self._computed_ms, violations)
 
-    def _devices_without(self, row: int, going: Collection[VictimCandidate]) -> DeviceSlots | None:
+    def _devices_without(self, row: int, victims: Collection[VictimCandidate]) -> DeviceSlots | None:
         """Devices that are free without these victims; None if irrelevant."""
-        held = self._table.holds[row].parts
+        held = self._table.node_usage[row].devices
         if held is None or not needs_devices(self._member.task):
             return None
-        parts, node = held.copy(), self._table.nodes[row]
-        for victim in going:
+        devices, node = held.copy(), self._table.nodes[row]
+        for victim in victims:
             for place in victim.places:
                 if place.node == node.name and place.grant is not None:
-                    parts.give(place.grant, node)
-        return parts
+                    devices.give(place.grant, node)
+        return devices
 
-    def _can_keep(self, victim: VictimCandidate, row: int, parts: DeviceSlots) -> bool:
+    def _can_keep(self, victim: VictimCandidate, row: int, devices: DeviceSlots) -> bool:
         """Whether the member still finds suitable devices beside this victim; if so, it keeps them."""
         node = self._table.nodes[row]
         grants = [place.grant for place in victim.places if place.node == node.name and place.grant is not None]
         for grant in grants:
-            parts.take(grant)
-        if parts.fits(self._member.task):
+            devices.take(grant)
+        if devices.fits(self._member.task):
             return True
         for grant in grants:
-            parts.give(grant, node)
+            devices.give(grant, node)
         return False
 
 

@@ -23,11 +23,11 @@ from hodei.engine.plan import Refusal
 from hodei.engine.points import Layout, Layouts, Placed
 from hodei.engine.preemption.candidates import NodeCandidates
 from hodei.engine.preemption.victims import (
-    LEAVING,
-    Breaches,
+    STOPPING,
     VictimCandidate,
     VictimIndex,
     VictimSet,
+    Violations,
     reprieve_order,
     victim_set,
 )
@@ -62,10 +62,10 @@ class Victim(Struct, frozen=True):
 
 
 class Preemption(Struct):
-    """`victims` are to be stopped, `leaving` are stopping already; then the gang has `placements`."""
+    """`victims` are to be stopped, `stopping` already stop; then the gang has `placements`."""
 
     victims: list[Victim]
-    leaving: list[Victim]
+    stopping: list[Victim]
     placements: list[Placed]
 
 
@@ -81,7 +81,7 @@ class CandidateCache:
         if self._victim_index.by_number:
             # Priorities above the same victims are equivalent.
             below = self._victim_index.ranks_below(rank)
-            rank = below[-1] + 1 if below else LEAVING + 1
+            rank = below[-1] + 1 if below else STOPPING + 1
         key = (gang.shapes[kind], rank, member.task.binding)
         found = self._kept.get(key)
         if found is None:
@@ -152,9 +152,9 @@ class _Search:
             return None
         nodes = {placed.node.name for placed in placements}
         victims = _by_job(victim for victim in self.removed if not victim.stopping)
-        leaving = _by_job(t for t in self.removed if t.stopping and any(name in nodes for name in t.holds))
+        stopping = _by_job(t for t in self.removed if t.stopping and any(name in nodes for name in t.holds))
         self._engine.withdraw(gang, placements)
-        return Preemption(victims, leaving, placements)
+        return Preemption(victims, stopping, placements)
 
     def _candidates_for(self, kind: int) -> NodeCandidates:
         return self._candidates.of(self._gang, kind, self._rank, self._view)
@@ -184,7 +184,7 @@ class _Search:
         """Place the members in turn, removing victims where needed, then release them; False if one fails."""
         engine, gang, view = self._engine, self._gang, self._view
         placed, left, enough = [], gang.size, True
-        for kind, _, member in gang.each():
+        for kind, _, member in gang.needed_members():
             row = engine.best_row(gang, kind, view, layout)
             if row < 0:
                 row = self._free_node(kind, member, layout)
@@ -222,7 +222,7 @@ class _Search:
         return -1
 
     def _try_victims(self, kind: int, found: VictimSet, layout: Layout | None) -> int:
-        evicted = self._evict((*found.leaving, *found.needed))
+        evicted = self._evict((*found.stopping, *found.needed))
         row = self._engine.best_row(self._gang, kind, self._view, layout)
         if row < 0:
             self.restore(evicted)
@@ -232,26 +232,26 @@ class _Search:
         """Nodes that become feasible without some of their runs, whatever the rule."""
         out, questions = [], _QUESTIONS
         for row in rows:
-            movable, leaving, _ = candidates.victims(row, self.removed)
+            movable, stopping, _ = candidates.victims(row, self.removed)
             if not movable:
                 continue
-            evicted = self._evict((*leaving, *movable))
+            evicted = self._evict((*stopping, *movable))
             questions -= len(evicted) + 1
             if questions > 0 and self._is_feasible(row, member):
-                needed, breaches = self._reprieve_on_node(
+                needed, violations = self._reprieve_on_node(
                     row, member, [victim for victim in evicted if not victim.stopping]
                 )
                 if needed:
-                    out.append(victim_set(self._victim_index, row, needed, leaving, self._view.now_ms, breaches))
+                    out.append(victim_set(self._victim_index, row, needed, stopping, self._view.now_ms, violations))
             self.restore([victim for victim in evicted if victim in self.removed])
         return sorted(out, key=_cost)
 
     def _reprieve_on_node(
         self, row: int, member: Member, evicted: list[VictimCandidate]
-    ) -> tuple[list[VictimCandidate], Breaches]:
+    ) -> tuple[list[VictimCandidate], Violations]:
         """Reprieve victims, the most important first; returns those that must stop."""
         needed = []
-        order, breaches = reprieve_order(self._victim_index, evicted, self.removed, self._view.now_ms)
+        order, violations = reprieve_order(self._victim_index, evicted, self.removed, self._view.now_ms)
         for victim in order:
             if self._stops_with_gang(victim):
                 continue
@@ -259,7 +259,7 @@ class _Search:
             if not self._is_feasible(row, member):
                 self._evict([victim])
                 needed.append(victim)
-        return needed, breaches
+        return needed, violations
 
     def _is_feasible(self, row: int, member: Member) -> bool:
         engine, nodes = self._engine, self._engine.table.view(np.array([row]))
@@ -273,15 +273,17 @@ class _Search:
         """Whether victims that are still protected could free enough later."""
         table, victim_index = self._engine.table, self._victim_index
         columns = (
-            [] if victim_index.many else [victim_index.held_by(rank) for rank in victim_index.ranks_below(self._rank)]
+            []
+            if victim_index.without_columns
+            else [victim_index.held_by(rank) for rank in victim_index.ranks_below(self._rank)]
         )
         for name, held in victim_index.protected_on(self._rank).items():
-            for victim in victim_index.lowest_first(name, self._rank) if victim_index.many else ():
+            for victim in victim_index.lowest_first(name, self._rank) if victim_index.without_columns else ():
                 for resource, amount in () if victim.stopping else victim.holds[name].items():
                     held[resource] = held.get(resource, 0) + amount
             row = table.row.get(name)
             if row is not None and all(
-                table.allocatable[row].get(resource, 0) - table.holds[row].used.get(resource, 0) + held.get(resource, 0)
+                table.allocatable[row].get(resource, 0) - table.node_usage[row].used.get(resource, 0) + held.get(resource, 0)
                 + sum(column[resource].item(row) for column in columns if resource in column) >= amount
                 for resource, amount in member.task.request.items() if amount
             ):  # fmt: skip
@@ -321,7 +323,7 @@ class _Search:
                     if self._counts:
                         self._victim_index.set_aside(each, -1)
                     for name, member, grant in each.places:
-                        table.let_go(name, member.task.request, member, grant)
+                        table.release_by_name(name, member.task.request, member, grant)
         return went
 
     def restore(self, victims: Iterable[VictimCandidate]) -> None:
@@ -330,7 +332,7 @@ class _Search:
             if self._counts:
                 self._victim_index.set_aside(victim, 1)
             for name, member, grant in victim.places:
-                self._engine.table.hold(name, member.task.request, member, grant)
+                self._engine.table.place_by_name(name, member.task.request, member, grant)
 
     def _stops_with_gang(self, victim: VictimCandidate) -> bool:
         return not victim.stops_gang and any(

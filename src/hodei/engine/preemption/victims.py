@@ -4,7 +4,7 @@ A gang stops as a whole, except members that an elastic gang can spare: each is 
 held per class and node are kept in columns, so that "could lower classes free enough here?" is one comparison over
 all nodes; `changes` lists the rows that changed.
 
-With preemption by priority number each number is a class. With too many numbers (`many`) there are no columns, and
+With preemption by priority number each number is a class. With too many numbers (`without_columns`) there are no columns, and
 each node is evaluated by its candidates.
 """
 
@@ -35,7 +35,7 @@ _NON_PREEMPTING = PRIORITY_CLASSES["low"]
 # No expiry.
 FOREVER = 1 << 62
 # The class of runs that are stopping already, below all others; and the column that counts candidates.
-LEAVING = -(1 << 62)
+STOPPING = -(1 << 62)
 COUNT = ""
 # Rebuild rather than let the trace grow without bound.
 _MAX_TRACE = 1_000_000
@@ -46,7 +46,7 @@ _BELOW_KEPT = 256
 # By named class, or by priority number.
 By = Literal["class", "number"]
 # A job, and those of its members that stop (empty: all).
-Going = tuple[JobId, tuple[int, ...]]
+Disruption = tuple[JobId, tuple[int, ...]]
 
 
 class Guard(Protocol):
@@ -57,7 +57,7 @@ class Guard(Protocol):
     def guarded(self, job: JobId) -> bool:
         """Whether a budget covers the job. Called often."""
 
-    def violations(self, going: Sequence[Going]) -> list[int]:
+    def violations(self, disruptions: Sequence[Disruption]) -> list[int]:
         """If these stop in this order: for each, how many members violate a budget."""
 
 
@@ -71,11 +71,11 @@ def may_preempt(priority: int) -> bool:
     return class_of(priority) > _NON_PREEMPTING
 
 
-NO_PARTS = Grant()
+NO_DEVICES = Grant()
 
 
 class Place(NamedTuple):
-    """The node of a member. `grant`: its devices, NO_PARTS for none."""
+    """The node of a member. `grant`: its devices, NO_DEVICES for none."""
 
     node: NodeName
     member: Member
@@ -148,7 +148,7 @@ class VictimIndex:
         self._table = table
         self.by_number = by == "number"
         self.guard: Guard | None = None
-        self.many = False
+        self.without_columns = False
         self._aside: set[VictimCandidate] = set()
         self._generation = -1
         self._held: dict[int, dict[str, Ints]] = {}
@@ -173,7 +173,7 @@ class VictimIndex:
                 self.on_node.setdefault(name, {})[victim] = None
             if victim.stopping:
                 self.stopping[victim] = None
-                self._count(victim, LEAVING, 1)
+                self._count(victim, STOPPING, 1)
             elif victim.protected_until_ms:
                 if victim.protected_until_ms < FOREVER:
                     heapq.heappush(self._protected, (victim.protected_until_ms, next(self._turn), victim))
@@ -192,7 +192,7 @@ class VictimIndex:
                     del self.on_node[name]
             if victim.stopping:
                 del self.stopping[victim]
-                self._count(victim, LEAVING, -1)
+                self._count(victim, STOPPING, -1)
             elif victim.counted:
                 self._ranks[victim.rank] -= 1
                 victim.counted = False
@@ -216,8 +216,8 @@ class VictimIndex:
             self._below.clear()
         self._ranks[victim.rank] += 1
         self._count(victim, victim.rank, 1)
-        if self.by_number and not self.many and len(self._ranks) > _MOST_COLUMNS:
-            self.many = True
+        if self.by_number and not self.without_columns and len(self._ranks) > _MOST_COLUMNS:
+            self.without_columns = True
             self._held = {}
             self.generation += 1
 
@@ -226,16 +226,16 @@ class VictimIndex:
         if self.by_number:
             del self._ranks[rank]
             self._held.pop(rank, None)
-            if self.many and len(self._ranks) <= _MOST_COLUMNS // 2:
-                self.many = False
+            if self.without_columns and len(self._ranks) <= _MOST_COLUMNS // 2:
+                self.without_columns = False
                 self._generation = -1  # rebuilt on demand
 
     def set_aside(self, victim: VictimCandidate, by: int) -> None:
         """In a trial: removed (-1) or restored (+1)."""
         if victim.stopping or victim.counted:
-            if self.many:
+            if self.without_columns:
                 (self._aside.add if by < 0 else self._aside.discard)(victim)
-            self._count(victim, LEAVING if victim.stopping else victim.rank, by)
+            self._count(victim, STOPPING if victim.stopping else victim.rank, by)
 
     def rank_of(self, priority: int) -> int:
         return priority if self.by_number else class_of(priority)
@@ -263,7 +263,7 @@ class VictimIndex:
         here = [t for t in self.on_node.get(node, ()) if (t.stopping or (t.counted and t.rank < rank))]
         if self._aside:
             here = [victim for victim in here if victim not in self._aside]
-        here.sort(key=lambda victim: LEAVING if victim.stopping else victim.rank)
+        here.sort(key=lambda victim: STOPPING if victim.stopping else victim.rank)
         return here
 
     def ranks_below(self, rank: int) -> list[int]:
@@ -302,13 +302,13 @@ class VictimIndex:
         for victims in self.of_job.values():
             for victim in victims:
                 if victim.stopping or victim.counted:
-                    self._count(victim, LEAVING if victim.stopping else victim.rank, 1)
+                    self._count(victim, STOPPING if victim.stopping else victim.rank, 1)
 
     def _count(self, victim: VictimCandidate, rank: int, by: int) -> None:
         if self._generation != self._table.generation:
             return  # rebuilt on demand
         of_class = self._held.get(rank)
-        if of_class is None and not self.many:
+        if of_class is None and not self.without_columns:
             of_class = self._held[rank] = {}
         for name, held in victim.holds.items():
             row = self._table.row.get(name)
@@ -325,32 +325,32 @@ class VictimIndex:
 
 
 # Budget violations per victim, in members.
-Breaches = Mapping[VictimCandidate, int]
-NO_BREACHES: Breaches = {}
+Violations = Mapping[VictimCandidate, int]
+NO_VIOLATIONS: Violations = {}
 # Makes priorities positive, so that fewer victims have the smaller sum.
 _ABOVE_ZERO = 1 << 31
 
 
 class VictimSet(Struct):
-    """Victims on one node: `needed`, and `leaving` which are stopping already. The smallest `cost` is tried first."""
+    """Victims on one node: `needed`, and `stopping` which already stop. The smallest `cost` is tried first."""
 
     cost: tuple[int, ...]
     needed: list[VictimCandidate]
-    leaving: list[VictimCandidate]
+    stopping: list[VictimCandidate]
 
 
 def victim_set(
     victim_index: VictimIndex,
     row: int,
     needed: list[VictimCandidate],
-    leaving: list[VictimCandidate],
+    stopping: list[VictimCandidate],
     now_ms: int,
-    breaches: Breaches = NO_BREACHES,
+    violations: Violations = NO_VIOLATIONS,
 ) -> VictimSet:
     """Cost, compared in this order: highest priority, its QoS, lost work, gangs stopped, victims; then the youngest.
     In pod order budget violations come first."""
     if victim_index.by_order_of_pods:
-        return VictimSet((*_pod_cost(victim_index, needed, breaches), row), needed, leaving)
+        return VictimSet((*_pod_cost(victim_index, needed, violations), row), needed, stopping)
     highest, lost, ends, since = max((victim.job.priority for victim in needed), default=0), 0, 0, 0
     qos_order = max((victim.qos_order for victim in needed if victim.job.priority == highest), default=0)
     for victim in needed:
@@ -358,35 +358,35 @@ def victim_set(
         ends += victim.stops_gang
         since = max(since, victim.since_ms)
     # No victims sorts first, even against negative priorities.
-    return VictimSet((bool(needed), highest, qos_order, lost, ends, len(needed), -since, row), needed, leaving)
+    return VictimSet((bool(needed), highest, qos_order, lost, ends, len(needed), -since, row), needed, stopping)
 
 
 def reprieve_order(
     victim_index: VictimIndex, victims: list[VictimCandidate], removed: Collection[VictimCandidate], now_ms: int
-) -> tuple[list[VictimCandidate], Breaches]:
+) -> tuple[list[VictimCandidate], Violations]:
     """Reprieve order, most important first, and budget violations on top of those in `removed`."""
     if not victim_index.by_order_of_pods:
         if len(victims) > 1:
             victims = sorted(victims, key=lambda victim: victim.worth(now_ms), reverse=True)
-        return victims, NO_BREACHES
+        return victims, NO_VIOLATIONS
     victims = sorted(victims, key=_importance, reverse=True)
     guard = victim_index.guard
     if guard is None or not any(guard.guarded(victim.id) for victim in victims):
-        return victims, NO_BREACHES
-    already = [_going(victim) for victim in removed if not victim.stopping and victim not in victims]
-    passed = guard.violations([*already, *map(_going, victims)])[len(already) :]
-    breaches = {victim: count for victim, count in zip(victims, passed, strict=True) if count}
-    return [*breaches, *(victim for victim in victims if victim not in breaches)], breaches
+        return victims, NO_VIOLATIONS
+    already = [_disruption(victim) for victim in removed if not victim.stopping and victim not in victims]
+    passed = guard.violations([*already, *map(_disruption, victims)])[len(already) :]
+    violations = {victim: count for victim, count in zip(victims, passed, strict=True) if count}
+    return [*violations, *(victim for victim in victims if victim not in violations)], violations
 
 
-def _pod_cost(victim_index: VictimIndex, needed: list[VictimCandidate], breaches: Breaches) -> tuple[int, ...]:
+def _pod_cost(victim_index: VictimIndex, needed: list[VictimCandidate], violations: Violations) -> tuple[int, ...]:
     passed = highest = total = count = since = 0
     for number, victim in enumerate(needed):
         priority = victim.job.priority
         members = (
             sum(len(one.places) for one in victim_index.of_job[victim.id]) if victim.stops_gang else len(victim.places)
         )
-        passed += breaches.get(victim, 0)
+        passed += violations.get(victim, 0)
         total += (priority + _ABOVE_ZERO) * members
         count += members
         if not number or priority > highest:
@@ -401,5 +401,5 @@ def _importance(victim: VictimCandidate) -> tuple[int, ...]:
     return victim.job.priority, victim.stops_gang, -victim.since_ms, -victim.id, -victim.order
 
 
-def _going(victim: VictimCandidate) -> Going:
+def _disruption(victim: VictimCandidate) -> Disruption:
     return victim.id, victim.members

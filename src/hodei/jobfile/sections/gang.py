@@ -64,7 +64,7 @@ class GangForm(Form, frozen=True):
         Annotated[Duration, about("Stop all members unless all run within this time after placement.", "5m")] | None
     ) = None
     elastic: (
-        Annotated[bool, about("Add members while it runs if there is room, and give them up first. Default false.")]
+        Annotated[bool, about("Add members while it runs if there is capacity, and give them up first. Default false.")]
         | None
     ) = None
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from hodei.engine.preemption.victims import Going
+from hodei.engine.preemption.victims import Disruption
 from hodei.kube.api.objects import LabelSelector, Meta, PodDisruptionBudget
 from hodei.kube.scheduler.selectors import InvalidSelector, UnknownOperator, selector
 from hodei.model.affinity import Requirement, all_match
@@ -70,15 +70,15 @@ class Budgets:
     def guarded(self, job: JobId) -> bool:
         return bool(self._budgets) and any(self._covering_budgets(job).values())
 
-    def violations(self, going: Sequence[Going]) -> list[int]:
-        disruptions: dict[Key, int] = {}
+    def violations(self, disruptions: Sequence[Disruption]) -> list[int]:
+        counts: dict[Key, int] = {}
         return [
-            sum(self._violates(job, member, disruptions) for member in members or sorted(self._pods.get(job, ())))
-            for job, members in going
+            sum(self._violates(job, member, counts) for member in members or sorted(self._pods.get(job, ())))
+            for job, members in disruptions
         ]
 
-    def _violates(self, job: JobId, member: int, disruptions: dict[Key, int]) -> bool:
-        """Whether one more eviction violates a budget; counts it in `disruptions`."""
+    def _violates(self, job: JobId, member: int, counts: dict[Key, int]) -> bool:
+        """Whether one more eviction violates a budget; counts it in `counts`."""
         violates = False
         for name in self._covering_budgets(job).get(member, ()):
             pod = self._pods[job][member]
@@ -86,8 +86,8 @@ class Budgets:
             if pod.name in budget.disrupted:
                 continue
             key = (pod.namespace, name)
-            disruptions[key] = disruptions.get(key, 0) + 1
-            violates = violates or disruptions[key] > budget.allowed
+            counts[key] = counts.get(key, 0) + 1
+            violates = violates or counts[key] > budget.allowed
         return violates
 
     def _covering_budgets(self, job: JobId) -> dict[int, tuple[str, ...]]:

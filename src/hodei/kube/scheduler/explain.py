@@ -24,7 +24,7 @@ from hodei.kube.scheduler.gangs import as_job, assemble, creates_one_by_one, mem
 from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.informers import Informers
 from hodei.kube.scheduler.reservations import Reservations
-from hodei.kube.scheduler.run import Options, PodSchedulerParts, build_scheduler, connected
+from hodei.kube.scheduler.run import Options, PodScheduler, build_scheduler, connected
 from hodei.kube.scheduler.selectors import matches_node
 from hodei.kube.scheduler.translate import NODES_PATH, PODS_PATH, Reader, ReaderOptions
 from hodei.model.errors import InvalidInput, NotFound
@@ -138,7 +138,7 @@ async def _pod(api: Api, namespace: str, name: str) -> k8s.Pod:
         raise
 
 
-async def _read_cluster(api: Api, options: Options, namespace: str = "") -> tuple[PodSchedulerParts, list[str]]:
+async def _read_cluster(api: Api, options: Options, namespace: str = "") -> tuple[PodScheduler, list[str]]:
     """The cluster as it is now, and the collections that may not be read (or only in `namespace`)."""
     scheduler = build_scheduler(options, tries=0)
     if scheduler.uses_start_reservations:
@@ -175,7 +175,7 @@ async def _read_cluster(api: Api, options: Options, namespace: str = "") -> tupl
     return scheduler, unread
 
 
-def _explain(scheduler: PodSchedulerParts, entry: Entry, answer: Answer) -> None:
+def _explain(scheduler: PodScheduler, entry: Entry, answer: Answer) -> None:
     controller, now_ms = scheduler.controller, SystemClock().now_ms()
     queue = next((queue for queue in controller.queues.values() if entry.id in queue.gangs), None)
     if queue is None:
@@ -193,7 +193,7 @@ def _explain(scheduler: PodSchedulerParts, entry: Entry, answer: Answer) -> None
         answer.message = scheduler.explainer.refused(gang, result, now_ms).message
 
 
-def _pod_names(scheduler: PodSchedulerParts, explanation: Explanation | None) -> dict[str, str]:
+def _pod_names(scheduler: PodScheduler, explanation: Explanation | None) -> dict[str, str]:
     """The pods of the job numbers in an explanation."""
     numbers = {int(number) for number in _JOB.findall(msgspec.json.encode(explanation).decode())}
     numbers |= {hold.job for hold in explanation.held_for} if explanation is not None else set()
@@ -373,7 +373,7 @@ class _PlanRequest(msgspec.Struct):
     of: list[int]
 
 
-def plan_workloads(scheduler: PodSchedulerParts, reader: Reader, manifests: Manifests, now_ms: int) -> list[Planned]:
+def plan_workloads(scheduler: PodScheduler, reader: Reader, manifests: Manifests, now_ms: int) -> list[Planned]:
     out: list[Planned] = []
     for group, found in manifests.groups:
         _indexer(scheduler, group, found).changed("ADDED", found)
@@ -409,7 +409,7 @@ def plan_workloads(scheduler: PodSchedulerParts, reader: Reader, manifests: Mani
 
 
 def _gangs(
-    scheduler: PodSchedulerParts, reader: Reader, grouped: list[tuple[int, k8s.Pod]], out: list[Planned]
+    scheduler: PodScheduler, reader: Reader, grouped: list[tuple[int, k8s.Pod]], out: list[Planned]
 ) -> Iterator[_PlanRequest]:
     number_of = {pod.metadata.uid: number for number, pod in grouped}
     for assembly in assemble([pod for _, pod in grouped], scheduler.cache.groups):
@@ -427,7 +427,7 @@ def _gangs(
             yield _PlanRequest(spec, [numbers[at] for at in order])
 
 
-def _plan_requests(scheduler: PodSchedulerParts, requests: list[_PlanRequest], out: list[Planned], now_ms: int) -> None:
+def _plan_requests(scheduler: PodScheduler, requests: list[_PlanRequest], out: list[Planned], now_ms: int) -> None:
     explanations = plan(scheduler.controller, [request.spec for request in requests], now_ms)
     for request, explanation in zip(requests, explanations, strict=True):
         starts = {}
@@ -446,7 +446,7 @@ def _plan_requests(scheduler: PodSchedulerParts, requests: list[_PlanRequest], o
                 planned.first = explanation
 
 
-def _indexer(scheduler: PodSchedulerParts, group: str, found: object) -> Indexer[Any]:
+def _indexer(scheduler: PodScheduler, group: str, found: object) -> Indexer[Any]:
     cache = scheduler.cache
     if group == "scheduling.x-k8s.io":
         return cache.plugin_groups
@@ -455,7 +455,7 @@ def _indexer(scheduler: PodSchedulerParts, group: str, found: object) -> Indexer
     return cache.pod_groups if isinstance(found, k8s.PodGroup) else cache.grouped
 
 
-def _daemon_pods(pod: k8s.Pod, scheduler: PodSchedulerParts, reader: Reader) -> list[k8s.Pod]:
+def _daemon_pods(pod: k8s.Pod, scheduler: PodScheduler, reader: Reader) -> list[k8s.Pod]:
     """One pod for each matching node, as the DaemonSet controller creates them."""
     spec = structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *_DAEMON_TOLERATIONS))
     pod = structs.replace(pod, spec=spec)

@@ -277,7 +277,7 @@ class PodExplainer:
     def refused(self, gang: Gang, refusal: Refusal, now_ms: int, *, preempting: bool = False) -> PendingStatus:
         """A pod or a gang that was tried. `preempting`: victims are being removed for it."""
         if preempting and gang.size > 1:
-            text = f"other pods are preempted to make room for the {gang.size} pods of the group"
+            text = f"other pods are preempted for the {gang.size} pods of the group"
             return PendingStatus(UNSCHEDULABLE, text)
         verdicts = refusal.verdicts
         if any(verdict.reason.code == PLUGIN_FAILED for verdict in verdicts):

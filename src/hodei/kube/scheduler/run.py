@@ -136,7 +136,7 @@ class Options(Struct, frozen=True):
     namespace: str = ""  # for the usage ConfigMap; "": the account's own
 
 
-class PodSchedulerParts(Struct):
+class PodScheduler(Struct):
     """Without a loop, for commands that only read."""
 
     controller: Controller
@@ -148,7 +148,7 @@ class PodSchedulerParts(Struct):
     uses_start_reservations: bool = False  # whether a queue makes start reservations
 
 
-def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedulerParts:
+def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodScheduler:
     """`tries`: pods and gangs tried per step; 0 to decide nothing."""
     clock = SystemClock()
     config = options.scheduling
@@ -183,10 +183,10 @@ def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedu
     )
     explainer = PodExplainer(controller, pods.name_of, options.messages or LATEST)
     metrics = Metrics(options.scheduler_name, refusals)
-    return PodSchedulerParts(controller, cache, pods, explainer, metrics, refusals, uses_start_reservations)
+    return PodScheduler(controller, cache, pods, explainer, metrics, refusals, uses_start_reservations)
 
 
-def make_loop(api: Api, scheduler: PodSchedulerParts, options: Options) -> SchedulerLoop:
+def make_loop(api: Api, scheduler: PodScheduler, options: Options) -> SchedulerLoop:
     pod_api = PodApi(api, options.scheduler_name, events=options.events)
     reporter = StatusReporter(scheduler.controller, scheduler.pods, pod_api, scheduler.explainer)
     clock = SystemClock()
@@ -283,7 +283,7 @@ async def run(access: Access, options: Options, listen: tuple[str, int], electio
 
 class _Process(Struct):
     api: Api
-    scheduler: PodSchedulerParts
+    scheduler: PodScheduler
     options: Options
     health: Health
     stopping: asyncio.Event
@@ -362,7 +362,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
 
 
 def background_tasks_for(
-    api: Api, scheduler: PodSchedulerParts, options: Options, loop: SchedulerLoop
+    api: Api, scheduler: PodScheduler, options: Options, loop: SchedulerLoop
 ) -> list[BackgroundTask]:
     """In order of their start: history, then reservations, then the rest."""
     controller, pods, clock = scheduler.controller, scheduler.pods, SystemClock()

@@ -13,7 +13,7 @@ import pytest
 from builders import a_job, a_job_spec, a_node
 from hodei.control.explain.why import plan
 from hodei.control.lifecycle.preemption import PreemptionPolicy
-from hodei.engine.preemption.victims import Going
+from hodei.engine.preemption.victims import Disruption
 from hodei.model.affinity import HostPort
 from hodei.model.facts import JobCancelled, JobSubmitted, RunObserved
 from hodei.model.job import GangRules
@@ -32,9 +32,9 @@ class AtMost:
     def guarded(self, job: int) -> bool:
         return job in self.jobs
 
-    def violations(self, going: Sequence[Going]) -> list[int]:
+    def violations(self, disruptions: Sequence[Disruption]) -> list[int]:
         out, taken = [], 0
-        for job, _ in going:
+        for job, _ in disruptions:
             taken += job in self.jobs
             out.append(int(job in self.jobs and taken > self.allowed))
         return out

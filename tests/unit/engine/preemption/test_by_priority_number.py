@@ -8,7 +8,7 @@ from builders import NOW_MS, a_job_spec, a_node
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.preemption.search import Preemptions
-from hodei.engine.preemption.victims import LEAVING, Place, VictimCandidate, VictimIndex
+from hodei.engine.preemption.victims import STOPPING, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
 
@@ -35,14 +35,14 @@ class Rows:
 
     def put(self, id: int, priority: int, **fields: object) -> None:
         gang, name = self.gang(id, priority), f"n{id:04}"
-        grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
+        grant = self.table.place_by_name(name, gang.members[0].task.request, gang.members[0])
         self.victim_index.put(
             id, [VictimCandidate(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **fields)]
         )
 
     def remove(self, id: int) -> None:
         for name, member, grant in self.victim_index.of_job[id][0].places:
-            self.table.let_go(name, member.task.request, member, grant)
+            self.table.release_by_name(name, member.task.request, member, grant)
         self.victim_index.remove(id)
 
     def victims(self, priority: int, **fields: object) -> list[int] | None:
@@ -60,7 +60,7 @@ def test_the_rank_of_a_victim_candidate_is_its_priority_number():
 def test_of_two_thousand_priority_numbers_the_lowest_is_preempted(step):
     numbers = [((i * 7919) % 2000 - 1000) * step for i in range(2000)]
     rows = Rows(*numbers)
-    assert rows.victim_index.many
+    assert rows.victim_index.without_columns
     order = sorted(range(2000), key=lambda id: numbers[id])
     for turn, priority in enumerate((5 * step, 2 * step, 999 * step, -990 * step)):
         assert rows.victims(priority) == [order[turn]]
@@ -78,19 +78,19 @@ def test_the_number_of_distinct_priorities_changes_no_answer():
     for id in range(50):
         rows.remove(id)
         rows.put(id, 1000 + id)
-    assert not rows.victim_index.many
+    assert not rows.victim_index.without_columns
     for id in range(50):
         rows.remove(id)
         rows.put(id, 2000 + 100 * id)
         assert rows.victims(100) == [50]
     rows = Rows(*range(100))
-    assert rows.victim_index.many
+    assert rows.victim_index.without_columns
     assert rows.victims(1000) == [0]
     for id in range(80):
         rows.remove(id)
         rows.put(id, 5000)
         assert rows.victims(1000) == [id + 1]
-    assert not rows.victim_index.many
+    assert not rows.victim_index.without_columns
     assert rows.victims(1000, count=2) == [80, 81]
 
 
@@ -100,7 +100,7 @@ def test_columns_of_unused_priority_numbers_are_dropped():
         rows.remove(0)
         rows.put(0, priority)
         rows.victims(10_000)
-    assert set(rows.victim_index._held) - {LEAVING} == {499}
+    assert set(rows.victim_index._held) - {STOPPING} == {499}
     assert len(rows.victim_index._ranks) == 1
 
 
@@ -132,6 +132,6 @@ def test_a_later_search_may_succeed_also_with_many_priority_numbers():
     rows = Rows(*range(100, 300))
     rows.remove(0)
     rows.put(0, 0, protected_until_ms=NOW_MS + 5000)
-    assert rows.victim_index.many
+    assert rows.victim_index.without_columns
     assert rows.victims(3) is None
     assert rows.preemptions.retry_later

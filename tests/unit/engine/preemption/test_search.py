@@ -37,13 +37,13 @@ class Rows:
 
     def put(self, id: int, name: str, *, priority: str = "low", since_ms: int = 0, **fields: object) -> None:
         gang = self.gang(id, cpu="1", memory="0", priority=priority)
-        grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
+        grant = self.table.place_by_name(name, gang.members[0].task.request, gang.members[0])
         places, since = (Place(name, gang.members[0], grant),), since_ms or NOW_MS - 1000 * id
         self.victim_index.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **fields)])
 
     def remove(self, id: int) -> None:
         for name, member, grant in self.victim_index.of_job[id][0].places:
-            self.table.let_go(name, member.task.request, member, grant)
+            self.table.release_by_name(name, member.task.request, member, grant)
         self.victim_index.remove(id)
 
     def protect(self, id: int, until_ms: int) -> None:
@@ -72,7 +72,7 @@ def test_a_warm_search_answers_like_a_fresh_one():
         if number % 25 == 0:
             fresh = Preemptions(Engine(rows.table, {"default": rows.profile}), rows.victim_index).find(gang, VIEW)
             assert fresh is not None
-            assert (found.victims, found.leaving) == (fresh.victims, fresh.leaving)
+            assert (found.victims, found.stopping) == (fresh.victims, fresh.stopping)
         for victim in found.victims:
             rows.remove(victim.id)
         placed = rows.engine.place(gang, VIEW)
@@ -126,8 +126,8 @@ def test_nodes_that_join_and_leave_between_searches_are_seen_by_the_next():
 
 def test_the_table_is_unchanged_after_every_search():
     rows = Rows(3)
-    before = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.holds]
+    before = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.node_usage]
     for count, cpu in ((1, "2"), (3, "2"), (4, "2"), (1, "3")):
         rows.preemptions.find(rows.gang(1000, cpu=cpu, memory="0", count=count, priority="high"), VIEW)
-        after = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.holds]
+        after = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.node_usage]
         assert after == before

@@ -73,7 +73,7 @@ class PodScheduler:
         """Allocated milli-CPUs of a node."""
         self.step()
         table = self.parts.controller.cluster.table
-        return int(table.holds[table.row[node]].used.get("cpu", 0))
+        return int(table.node_usage[table.row[node]].used.get("cpu", 0))
 
 
 @pytest.fixture

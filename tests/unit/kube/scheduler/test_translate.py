@@ -274,4 +274,4 @@ def test_a_node_without_a_pod_limit_takes_none():
 
 
 def test_a_deleted_pod_is_terminating():
-    assert translate.pod(a_pod(deleted=True)).member.leaving
+    assert translate.pod(a_pod(deleted=True)).member.stopping
