@@ -36,19 +36,19 @@ needs_cpu_groups = pytest.mark.skipif(
 
 
 async def observe_through_outages(backend: LocalBackend) -> None:
-    """On a busy machine a server hears first that its line to the agent is cut, and only then why."""
+    """On a busy machine a server sees first that its connection to the agent is closed, and only then why."""
     while True:
         with contextlib.suppress(BackendError):
             await backend.observe()
 
 
 async def pid_of(recorder: ReconnectingRecorder, run: str) -> int:
-    """The pid that the run's own script has printed first."""
+    """The pid that the script of the run has printed first."""
     return int((await recorder.log_has(run, b"\n")).split()[0])
 
 
-async def order_until_heard(recorder: ReconnectingRecorder, orders: list[Start]) -> None:
-    """What a server does: a call that broke is made again, and what the agent does not know of later is ordered again."""
+async def start_with_retries(recorder: ReconnectingRecorder, orders: list[Start]) -> None:
+    """As a server does: repeat a call that failed, and later send again the starts that the agent does not know."""
     recorder.ordered |= {order.run.id: order for order in orders}
     async with asyncio.timeout(DEADLINE_S):
         while True:
@@ -69,7 +69,7 @@ def test_runs_are_restored_after_the_agent_was_killed(tmp_path):
             for order in orders:
                 await recorder.running(order.run.id)
             await kill_agent(tmp_path / "home")
-            await order_until_heard(recorder, orders)
+            await start_with_retries(recorder, orders)
             gate.touch()
             ends = [await recorder.end_of(order.run.id) for order in orders]
             assert [(end.state, end.exit_code) for end in ends] == [("failed", 1), ("failed", 2), ("failed", 3)]
@@ -96,13 +96,12 @@ def test_a_run_that_ended_without_an_agent_keeps_its_exit_code(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_run_that_vanished_without_a_trace_is_lost(tmp_path):
+def test_a_run_that_was_killed_with_its_wrapper_is_lost(tmp_path):
     async def scenario() -> None:
         home = tmp_path / "home"
         async with local_agent(home) as recorder:
             await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $PPID $$; sleep 300")])
-            said = await recorder.log_has("1.0.1", b"\n")
-            wrapper, command = map(int, said.split())
+            wrapper, command = map(int, (await recorder.log_has("1.0.1", b"\n")).split())
             await recorder.backend.close()
             await kill_agent(home)
             os.killpg(wrapper, signal.SIGKILL)
@@ -114,7 +113,7 @@ def test_a_run_that_vanished_without_a_trace_is_lost(tmp_path):
     asyncio.run(scenario())
 
 
-def test_what_an_ended_run_left_in_its_group_is_killed_even_if_the_agent_was_dead(tmp_path):
+def test_the_remaining_process_group_of_a_run_that_ended_without_an_agent_is_killed(tmp_path):
     async def scenario() -> None:
         home, gate = tmp_path / "home", tmp_path / "gate"
         async with local_agent(home) as recorder:
@@ -131,14 +130,14 @@ def test_what_an_ended_run_left_in_its_group_is_killed_even_if_the_agent_was_dea
     asyncio.run(scenario())
 
 
-def test_many_short_runs_end_exactly_once_while_the_agent_is_killed_again_and_again(tmp_path):
+def test_many_short_runs_end_exactly_once_while_the_agent_is_killed_repeatedly(tmp_path):
     async def scenario() -> None:
         home = tmp_path / "home"
         async with local_agent(home) as recorder:
             script = f"echo ran >> {tmp_path}/proof-$HODEI_JOB_ID; exit $((HODEI_JOB_ID % 3))"
             orders = [an_order(job, "/bin/sh", "-c", script) for job in range(1, 101)]
             for at in range(0, 100, 20):
-                order = asyncio.create_task(order_until_heard(recorder, orders[at : at + 20]))
+                order = asyncio.create_task(start_with_retries(recorder, orders[at : at + 20]))
                 await asyncio.sleep(0)
                 await kill_agent(home)
                 await order
@@ -183,8 +182,8 @@ def test_repeated_stop_signals_end_an_agent_without_a_traceback(tmp_path):
         assert (agent.returncode, errors) == (0, "")
 
 
-def test_a_wrapper_that_cannot_write_its_first_line_does_not_start_the_command(tmp_path):
-    """A run without that line counts as one that never began: so it must not."""
+def test_a_wrapper_that_cannot_write_its_status_file_does_not_start_the_command(tmp_path):
+    """A run with an empty status file counts as not started."""
     proof = tmp_path / "proof"
     opens = f'exec {STATUS_FD}>/dev/full; exec "$0" "$@"'
     words = ["-c", SCRIPT, "hodei", "1.0.1", "/", "0", "", "--", "touch", str(proof)]
@@ -196,7 +195,7 @@ def test_a_timeout_holds_while_no_server_is_connected(tmp_path):
     async def scenario() -> None:
         home = tmp_path / "home"
         async with local_agent(home) as recorder:
-            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=300)])
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=3000)])
             pid = await pid_of(recorder, "1.0.1")
             await recorder.backend.close()
             await until(lambda: not alive(pid))
@@ -210,7 +209,7 @@ def test_a_timeout_holds_while_no_server_is_connected(tmp_path):
 def test_a_timeout_holds_after_the_agent_was_killed(tmp_path):
     async def scenario() -> None:
         async with local_agent(tmp_path / "home") as recorder:
-            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=700)])
+            await recorder.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=3000)])
             await pid_of(recorder, "1.0.1")
             await kill_agent(tmp_path / "home")
             assert (await recorder.end_of("1.0.1")).reason_code == "timeout"
@@ -233,7 +232,7 @@ def test_a_command_that_ignores_term_is_killed_after_its_grace_with_its_children
 
 
 @needs_memory_groups
-def test_a_stop_takes_children_along_that_left_the_group(tmp_path):
+def test_a_stop_kills_children_that_left_the_process_group(tmp_path):
     async def scenario() -> None:
         async with local_agent(tmp_path / "home") as recorder:
             script = "setsid sh -c 'echo $$; exec sleep 300' & sleep 300"
@@ -246,7 +245,7 @@ def test_a_stop_takes_children_along_that_left_the_group(tmp_path):
     asyncio.run(scenario())
 
 
-def test_what_a_run_leaves_behind_in_its_group_is_killed_when_it_ends(tmp_path):
+def test_the_remaining_process_group_of_an_ended_run_is_killed(tmp_path):
     async def scenario() -> None:
         async with local_agent(tmp_path / "home") as recorder:
             await recorder.run(an_order(1, "/bin/sh", "-c", "sleep 300 & echo $!"))
@@ -274,7 +273,7 @@ def test_a_run_over_its_memory_limit_ends_as_oom_and_its_group_is_removed(tmp_pa
 
 
 @needs_cpu_groups
-def test_a_cpu_limit_is_a_quota(tmp_path):
+def test_a_cpu_limit_is_a_cgroup_quota(tmp_path):
     async def scenario() -> None:
         async with local_agent(tmp_path / "home", installation="cputest") as recorder:
             script = "cat /proc/self/cgroup; echo ready; sleep 300"
@@ -290,31 +289,31 @@ def test_a_cpu_limit_is_a_quota(tmp_path):
     asyncio.run(scenario())
 
 
-def test_how_readily_a_run_is_killed_for_memory_follows_its_class(tmp_path):
+def test_the_oom_score_of_a_run_follows_its_quality_of_service(tmp_path):
     async def scenario() -> None:
-        look = ("/bin/sh", "-c", "cat /proc/self/oom_score_adj")
+        show = ("/bin/sh", "-c", "cat /proc/self/oom_score_adj")
         full = {"cpu": 1000, "memory": 64 << 20}
         quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
         async with local_agent(tmp_path) as recorder:
             await recorder.run(
-                an_order(1, *look, cpu=1, memory=64 << 20, limits=full),
-                an_order(2, *look, cpu=1, memory=quarter),
-                an_order(3, *look, cpu=0, memory=0),
+                an_order(1, *show, cpu=1, memory=64 << 20, limits=full),
+                an_order(2, *show, cpu=1, memory=quarter),
+                an_order(3, *show, cpu=0, memory=0),
             )
-            said = [int(await recorder.log(f"{job}.0.1")) for job in (1, 2, 3)]
+            scores = [int(await recorder.log(f"{job}.0.1")) for job in (1, 2, 3)]
         own = int(Path("/proc/self/oom_score_adj").read_text())
-        # Without CAP_SYS_RESOURCE nobody may make it harder to be killed.
+        # Lowering the score needs CAP_SYS_RESOURCE.
         capabilities = next(line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)
-        assert said[0] == (-997 if int(capabilities.split()[1], 16) >> 24 & 1 else own)
-        assert said[1:] == [750, 1000]
+        assert scores[0] == (-997 if int(capabilities.split()[1], 16) >> 24 & 1 else own)
+        assert scores[1:] == [750, 1000]
 
     asyncio.run(scenario())
 
 
 @needs_cpu_groups
-def test_a_best_effort_run_has_the_least_weight_and_one_with_a_limit_that_of_its_request(tmp_path):
+def test_the_cpu_weight_of_a_run_follows_its_request(tmp_path):
     async def scenario() -> None:
-        async with local_agent(tmp_path / "home", installation="weighed") as recorder:
+        async with local_agent(tmp_path / "home", installation="weights") as recorder:
             wait = ("/bin/sh", "-c", "echo ready; exec sleep 300")
             await recorder.backend.start(
                 [an_order(1, *wait, cpu=0, memory=0), an_order(2, *wait, cpu=2, limits={"cpu": 3000})]
@@ -322,7 +321,7 @@ def test_a_best_effort_run_has_the_least_weight_and_one_with_a_limit_that_of_its
             found = []
             for run in ("1.0.1", "2.0.1"):
                 await recorder.log_has(run, b"ready")
-                (group,) = Path("/sys/fs/cgroup").glob(f"**/hodei-*/weighed.{run}")
+                (group,) = Path("/sys/fs/cgroup").glob(f"**/hodei-*/weights.{run}")
                 shares = group / "cpu.shares"
                 found.append(int((shares if shares.exists() else group / "cpu.weight").read_text()))
                 await recorder.stop(run, grace_ms=0)
@@ -353,18 +352,18 @@ def test_output_past_the_cap_keeps_its_head_and_its_tail(tmp_path):
             order = {"run": "1.0.1", "argv": ["/bin/sh", "-c", "seq 1 200000"], "log_cap": 65_536}
             await link.request("start", runs=[order])
             await recorder.end_of("1.0.1")
-            said = await recorder.log("1.0.1")
-            assert said.startswith(b"1\n2\n3\n")
-            assert said.endswith(b"199999\n200000\n")
-            assert b"bytes dropped ...]\n" in said
-            assert len(said) < 70_000
-            kept = (tmp_path / "home" / "runs" / "test" / "1.0.1" / "stdout").stat()
-            assert kept.st_blocks * 512 < 100_000
+            output = await recorder.log("1.0.1")
+            assert output.startswith(b"1\n2\n3\n")
+            assert output.endswith(b"199999\n200000\n")
+            assert b"bytes dropped ...]\n" in output
+            assert len(output) < 70_000
+            file = (tmp_path / "home" / "runs" / "test" / "1.0.1" / "stdout").stat()
+            assert file.st_blocks * 512 < 100_000
 
     asyncio.run(scenario())
 
 
-def test_a_log_that_is_no_file_of_the_run_is_refused(tmp_path):
+def test_a_log_that_is_not_a_regular_file_of_the_run_is_refused(tmp_path):
     async def scenario() -> None:
         async with local_agent(tmp_path / "home") as recorder:
             await recorder.run(an_order(1, "echo", "hi"), an_order(2, "echo", "hi"))
@@ -390,7 +389,7 @@ TEXT = st.text(
 ).filter(lambda text: "\0" not in text)
 
 
-def test_no_string_is_ever_read_as_code(tmp_path):
+def test_no_string_is_interpreted_by_a_shell(tmp_path):
     canary = tmp_path / "canary"
     attacks = [
         f"$(touch {canary})",
@@ -428,7 +427,7 @@ def test_no_string_is_ever_read_as_code(tmp_path):
     assert not canary.exists()
 
 
-def test_two_installations_on_one_agent_never_mix(tmp_path):
+def test_two_installations_on_one_agent_are_separate(tmp_path):
     async def scenario() -> None:
         async with local_agent(tmp_path, installation="one") as one, local_agent(tmp_path, installation="two") as two:
             await one.run(an_order(1, "echo", "of one"))
@@ -445,7 +444,7 @@ def test_a_server_with_an_older_epoch_is_refused_and_a_newer_one_takes_over(tmp_
         async with local_agent(tmp_path, epoch=5) as old:
             async with local_agent(tmp_path, epoch=6) as new:
                 with pytest.raises(StaleEpoch):
-                    await asyncio.wait_for(observe_through_outages(old.backend), 10)
+                    await asyncio.wait_for(observe_through_outages(old.backend), DEADLINE_S)
                 with pytest.raises(StaleEpoch):
                     await old.backend.start([an_order(1)])
                 await new.run(an_order(1))
@@ -463,9 +462,9 @@ def test_a_home_with_a_very_long_path_works(tmp_path):
     async def scenario() -> None:
         async with local_agent(home) as recorder:
             assert (await recorder.run(an_order(1)))[0].state == "succeeded"
-            door = Path((home / "agent.addr").read_text())
-            assert stat.S_IMODE(door.stat().st_mode) == 0o600
-            assert stat.S_IMODE(door.parent.stat().st_mode) == 0o700
+            socket = Path((home / "agent.addr").read_text())
+            assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+            assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
 
     asyncio.run(scenario())
 
@@ -476,8 +475,8 @@ def test_one_agent_runs_per_home_and_exits_when_it_is_not_needed(tmp_path):
             second = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "hodei.agent", "--home", tmp_path, stderr=asyncio.subprocess.PIPE
             )
-            _, words = await asyncio.wait_for(second.communicate(), DEADLINE_S)
-            assert (second.returncode, b"another agent" in words) == (3, True)
+            _, stderr = await asyncio.wait_for(second.communicate(), DEADLINE_S)
+            assert (second.returncode, b"another agent" in stderr) == (3, True)
             assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
             assert stat.S_IMODE((tmp_path / "agent.sock").stat().st_mode) == 0o600
             agent = agent_pid(tmp_path)
@@ -494,7 +493,7 @@ def test_invalid_input_on_the_socket_gets_a_clear_error_and_changes_nothing(tmp_
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "agent.sock"))
             for line in (b"not json", b"[1]", b'{"id":1,"op":"start"}', b'{"id":2,"op":"x"}', b"[" * 100_000):
                 writer.write(line + b"\n")
-                assert b'"error"' in await asyncio.wait_for(reader.readline(), 10)
+                assert b'"error"' in await asyncio.wait_for(reader.readline(), DEADLINE_S)
             writer.close()
             assert (await recorder.run(an_order(1)))[0].state == "succeeded"
 
