@@ -149,6 +149,7 @@ class AgentBackend(BaseBackend):
         self._location: dict[RunId, NodeName] = {}
         self._observations: list[RunObserved] = []
         self._changed, self._nodes_changed = asyncio.Event(), asyncio.Event()
+        self._returned: set[NodeName] = set()
         self._superseded: StaleEpoch | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -247,7 +248,9 @@ class AgentBackend(BaseBackend):
             self._spawn(self._send_starts(node, session, waiting))
         if node.stops:
             self._spawn(self._send_stops(node, session, list(node.stops.values())))
+        self._returned.add(node.name)
         self._set_ready(node, True, session.last_seen_s)
+        self._nodes_changed.set()
 
     def _set_ready(self, node: AgentNode, ready: bool, seen_s: float) -> None:
         if node.ready and not ready:
@@ -287,6 +290,7 @@ class AgentBackend(BaseBackend):
             self._observe_end(node, run, "lost", "lost", text)
         if node.session is not None:
             node.session.close()  # with the orders in it, which are void now
+        self._returned.add(node.name)
         self._nodes_changed.set()
 
     def lost_ms(self, node: AgentNode) -> int:
@@ -336,6 +340,10 @@ class AgentBackend(BaseBackend):
 
     def silent_nodes(self) -> frozenset[NodeName]:
         return frozenset(node.name for node in self._nodes.values() if not node.ready and not node.given_up)
+
+    def returned_nodes(self) -> frozenset[NodeName]:
+        returned, self._returned = frozenset(self._returned), set()
+        return returned
 
     # Nodes
 
