@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import tomllib
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import hodei
 
@@ -18,6 +23,9 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 HOOKS = ROOT / ".pre-commit-config.yaml"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+LOCK = (ROOT / "requirements-dev.lock").read_text()
 
 
 def script(name: str) -> ModuleType:
@@ -66,12 +74,40 @@ def test_help_shows_every_target():
     assert {line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")} == TARGETS
 
 
+def requirements(extra: str) -> Iterator[Requirement]:
+    """What `hodei[EXTRA]` names, with the extras that it names in turn."""
+    for requirement in map(Requirement, EXTRAS[extra]):
+        if requirement.name == "hodei":
+            for inner in requirement.extras:
+                yield from requirements(inner)
+        else:
+            yield requirement
+
+
 def test_the_lock_pins_each_dependency_by_hash_and_names_no_index():
-    lock = (ROOT / "requirements-dev.lock").read_text()
-    assert "://" not in lock
-    pins = re.findall(r"(?m)^(\S+?)==\S+ \\\n    --hash=sha256:", lock)
-    assert {"click", "msgspec", "numpy", "pytest", "ruff", "mypy"} <= set(pins)
-    assert len(pins) == lock.count("==")
+    assert "://" not in LOCK
+    pins = re.findall(r"(?m)^\S+?==\S+ \\\n    --hash=sha256:", LOCK)
+    assert len(pins) == LOCK.count("==") > 0
+
+
+def test_the_lock_has_every_package_of_the_developers_in_a_version_that_is_allowed():
+    locked = {canonicalize_name(name): version for name, version in re.findall(r"(?m)^(\S+?)==(\S+) ", LOCK)}
+    needed = [*map(Requirement, PROJECT["project"]["dependencies"]), *requirements("dev")]
+    assert {"click", "uvicorn", "pytest-xdist"} <= {requirement.name for requirement in needed}
+    wrong = [
+        f"{requirement}, locked: {version}"
+        for requirement in needed
+        if not requirement.specifier.contains(version := locked.get(canonicalize_name(requirement.name), "none"))
+    ]
+    assert not wrong, "run: make lock"
+
+
+def test_every_dependency_has_a_lower_bound():
+    texts = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *chain(*EXTRAS.values())]
+    bounded = {clause.operator for text in texts for clause in Requirement(text).specifier}
+    assert bounded == {">="}
+    unbounded = [text for text in texts if not Requirement(text).specifier and Requirement(text).name != "hodei"]
+    assert not unbounded
 
 
 def test_the_package_is_marked_as_typed():
@@ -104,6 +140,10 @@ def test_a_release_keeps_a_section_that_is_already_written():
 def test_a_release_without_a_clear_changelog_is_refused(text: str, version: str):
     with pytest.raises(ValueError, match=r"CHANGELOG\.md has"):
         script("release").cut_changelog(text, version, "2026-02-02")
+
+
+def test_the_bill_of_materials_covers_every_extra_of_users():
+    assert {*script("sbom").EXTRAS, "testing", "dev"} == set(EXTRAS)
 
 
 def test_the_bill_of_materials_lists_what_users_install_and_no_developer_tools():
