@@ -1,4 +1,4 @@
-"""An array by its bare name or number on a real server: every command and the client mean the whole array."""
+"""Arrays on a real server: a plain name or number means the whole array, in every command and in the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from hodei.client import WaitTimedOut
 from hodei.model.errors import InvalidInput
-from real.installation import BIN, Installation, until
+from real.installation import BIN, DEADLINE_S, Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -19,21 +19,21 @@ NODE = '[[nodes]]\nname = "a"\ncpu = "4"\n'
 SCRIPT = "echo out $HODEI_ARRAY_INDEX; echo err $HODEI_ARRAY_INDEX >&2; [ -e {fixed} ] || [ $((HODEI_ARRAY_INDEX % 3)) != 1 ]"
 
 
-def _sweep(installation: Installation) -> None:
+def submit_sweep(installation: Installation) -> None:
     script = SCRIPT.format(fixed=installation.home.parent / "fixed")
     installation.ok(
         "submit", "--name", "sweep", "--array", "6", "--cpu", "10m", "--memory", "1Mi", "--", "sh", "-c", script
     )
 
 
-def test_a_bare_name_or_number_is_the_whole_array(installation: Installation) -> None:
+def test_a_plain_name_or_number_is_the_whole_array(installation: Installation) -> None:
     installation.configure(NODE).up()
-    _sweep(installation)
+    submit_sweep(installation)
     for reference in ("sweep", "1", "last", "sweep[]"):
-        said = installation.hodei("wait", reference)
-        assert said.code == 10, said
-        assert "4 succeeded, 2 failed" in said.out + said.err
-    # An element is named by its index, or by its own number.
+        result = installation.hodei("wait", reference)
+        assert result.code == 10, result
+        assert "4 succeeded, 2 failed" in result.out + result.err
+    # An element is addressed by its index or by its own number.
     assert [installation.hodei("wait", one).code for one in ("sweep[0]", "sweep[1]", "2", "3")] == [0, 10, 10, 0]
     assert installation.hodei("wait", "sweep", "-o", "json").json[0]["array"]["states"] == {"failed": 2, "succeeded": 4}
     shown = installation.ok("job", "show", "sweep").out
@@ -53,7 +53,7 @@ def test_a_bare_name_or_number_is_the_whole_array(installation: Installation) ->
         assert client.why("sweep").state == "failed"
 
 
-def test_what_the_client_submits_as_an_array_it_waits_for_and_cancels_as_one(installation: Installation) -> None:
+def test_the_client_waits_for_and_cancels_an_array_as_one(installation: Installation) -> None:
     installation.configure(NODE).up()
     go = installation.home.parent / "go"
     script = f"until [ -e {go} ]; do sleep 0.05; done; exit $((HODEI_ARRAY_INDEX == 2))"
@@ -77,7 +77,7 @@ def test_what_the_client_submits_as_an_array_it_waits_for_and_cancels_as_one(ins
     assert installation.ok("jobs", "-a", "--name", "other", "-o", "json").json[0]["array"]["states"] == {"cancelled": 3}
 
 
-def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(installation: Installation) -> None:
+def test_every_call_of_the_client_takes_a_reference_a_handle_or_a_view(installation: Installation) -> None:
     installation.configure(NODE).up()
     go = installation.home.parent / "go"
     small = {"cpu": "10m", "memory": "1Mi"}
@@ -85,7 +85,7 @@ def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(installation: 
         handle = client.submit(name="arr", array=3, command=f"until [ -e {go} ]; do sleep 0.05; done; exit 1", **small)
         for whole in ("arr", "arr[]", handle, handle.id, client.job("arr"), client.array("arr"), 1, "arr[1]"):
             assert [view.array.index for view in client.elements(whole)] == [2, 1, 0], whole
-        until(lambda: client.job("arr").job.array.states == {"running": 3}, "all run")
+        until(lambda: client.job("arr").job.array.states == {"running": 3}, "all elements run")
         for one in ("arr[1]", next(client.elements("arr", "running")), 2):
             assert client.graph(one).job in (2, 3)
             assert client.execute(one, ["echo", "hi"]).exit_code == 0
@@ -112,28 +112,28 @@ def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(installation: 
             go.unlink()
 
 
-def test_requeue_failed_runs_only_those_and_what_waited_for_them(installation: Installation) -> None:
+def test_requeue_failed_runs_only_failed_elements_and_their_dependents(installation: Installation) -> None:
     installation.configure(NODE).up()
-    _sweep(installation)
+    submit_sweep(installation)
     small = ("--cpu", "10m", "--memory", "1Mi")
     installation.ok("submit", "--name", "report", "--after", "sweep", *small, "--", "echo", "report")
     installation.ok("submit", "--name", "mail", "--after", "report", *small, "--", "echo", "mail")
     assert installation.hodei("wait", "mail").code == 10
     assert installation.job(8).job.reason_code == "DEPENDENCY_NEVER_MET"
     (installation.home.parent / "fixed").touch()
-    said = installation.ok("requeue", "--failed", "sweep")
-    assert "2 requeued" in said.out
-    assert "report" in said.out
-    assert "mail" in said.out
+    output = installation.ok("requeue", "--failed", "sweep").out
+    assert "2 requeued" in output
+    assert "report" in output
+    assert "mail" in output
     for name in ("sweep", "report", "mail"):
         assert installation.hodei("wait", name).code == 0
     assert [installation.job(id).job.attempt for id in range(1, 9)] == [1, 2, 1, 1, 2, 1, 1, 1]
     assert "nothing" in installation.ok("requeue", "--failed", "sweep").err
 
 
-def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(installation: Installation) -> None:
+def test_requeueing_succeeded_elements_needs_a_confirmation(installation: Installation) -> None:
     installation.configure(NODE).up()
-    _sweep(installation)
+    submit_sweep(installation)
     installation.hodei("wait", "sweep")
     refused = installation.hodei("requeue", "sweep")
     assert refused.code == 2
@@ -142,7 +142,7 @@ def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(installati
     assert "--failed" in refused.err
     assert [installation.job(id).job.attempt for id in range(1, 7)] == [1] * 6
 
-    # At a terminal it asks.
+    # At a terminal the command prompts.
     for answer, attempts in ((b"n\n", [1] * 6), (b"y\n", [2] * 6)):
         ours, theirs = pty.openpty()
         with subprocess.Popen(
@@ -151,9 +151,9 @@ def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(installati
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=installation.env(),
-        ) as asked:
+        ) as command:
             os.write(ours, answer)
-            asked.communicate(timeout=30)
+            command.communicate(timeout=DEADLINE_S)
         os.close(ours)
         os.close(theirs)
         until(
@@ -162,5 +162,8 @@ def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(installati
         )
     installation.hodei("wait", "sweep")
     assert "array 1[] (sweep) requeued" in installation.ok("requeue", "--yes", "sweep").out
-    until(lambda: [installation.job(id).job.attempt for id in range(1, 7)] == [3] * 6, "all have started a third time")
+    until(
+        lambda: [installation.job(id).job.attempt for id in range(1, 7)] == [3] * 6,
+        "all elements have started a third time",
+    )
     installation.hodei("wait", "sweep")

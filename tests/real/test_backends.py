@@ -1,48 +1,25 @@
-"""Backends of a real server through the command line: added, disabled, kept over a restart, removed; commands beside runs.
+"""Backends of a real server through the command line: created, disabled, kept over a restart, deleted; and `exec`.
 
-Both backends here are agents on this machine; what Docker, Slurm and others do is shown by their own tests.
+Both backends here are agents on this machine. Docker, Slurm and Kubernetes have their own tests.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from agent_host import agent_pid
 from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture
-def installation(tmp_path: Path) -> Iterator[Installation]:
-    """Its further agents are ended too; each would leave by itself half a minute after its server."""
-    made = Installation(tmp_path / "home")
-    try:
-        yield made
-    finally:
-        if made.server is not None and made.server.poll() is None:
-            made.stop()
-        for lock in (made.home / "backends").glob("*/lock"):
-            if pid := agent_pid(lock.parent):
-                with contextlib.suppress(ProcessLookupError):  # it left by itself since we looked
-                    os.kill(pid, signal.SIGTERM)
-        made.close()
 
 
 def state_of(installation: Installation, name: str) -> str:
     return next((b.state for b in installation.client().backends() if b.name == name), "")
 
 
-def test_a_backend_is_added_used_disabled_and_removed_and_audited(installation: Installation):
+def test_a_backend_is_created_used_disabled_and_deleted_and_audited(installation: Installation):
     installation.up()
     installation.ok("backend", "create", "second", "--kind", "local", "--set", "region=eu", "--set", "cost=1.5")
-    until(lambda: state_of(installation, "second") == "ok" or None, "the second backend to be up")
+    until(lambda: state_of(installation, "second") == "ok", "the second backend is ok")
     id = installation.submit("/bin/sh", "-c", "echo $HODEI_NODE", backend="second")
     assert installation.ended(id)[0].job.state == "succeeded"
     assert installation.log_of(id) == "second\n"
@@ -51,12 +28,12 @@ def test_a_backend_is_added_used_disabled_and_removed_and_audited(installation: 
     installation.stop()
     installation.up()
     assert state_of(installation, "second") == "disabled"
-    waits = installation.submit("/bin/true", backend="second")
-    said = installation.ok("why", str(waits)).out
-    assert "BACKEND_DISABLED" in said
-    assert "backend second is disabled since" in said
+    pending = installation.submit("/bin/true", backend="second")
+    why = installation.ok("why", str(pending)).out
+    assert "BACKEND_DISABLED" in why
+    assert "backend second is disabled since" in why
     installation.ok("backend", "enable", "second")
-    assert installation.ended(waits)[0].job.state == "succeeded"
+    assert installation.ended(pending)[0].job.state == "succeeded"
 
     installation.ok("backend", "delete", "second")
     assert state_of(installation, "second") == ""
@@ -70,29 +47,29 @@ def test_a_backend_is_added_used_disabled_and_removed_and_audited(installation: 
     ]
 
 
-def test_a_configured_backend_has_its_settings_and_a_wrong_one_prevents_the_start(installation: Installation):
+def test_a_configured_backend_has_its_settings_and_an_unknown_kind_prevents_the_start(installation: Installation):
     installation.configure('[backends.other]\nkind = "local"\nregion = "eu"\nlabels = {tier = "b"}\n').up()
     node = next(node for node in installation.client().nodes() if node.name == "other")
     assert node.labels["tier"] == "b"
     assert "configuration file" in installation.hodei("backend", "delete", "other").err
     installation.stop()
     installation.configure('[backends.other]\nkind = "locl"\n')
-    said = installation.hodei("up", "--port", "0")
-    assert said.code != 0
-    assert "did you mean 'local'?" in said.err + said.out
+    refused = installation.hodei("up", "--port", "0")
+    assert refused.code != 0
+    assert "did you mean 'local'?" in refused.err + refused.out
 
 
 def test_exec_runs_a_command_in_a_job_and_returns_its_exit_code(installation: Installation):
     installation.up()
     id = installation.submit("/bin/sh", "-c", "echo ready; sleep 300", env={"MINE": "yes"})
-    until(lambda: "ready" in installation.log_of(id) or None, "the job to have begun")
+    until(lambda: "ready" in installation.log_of(id), "the job has started")
     done = installation.hodei(
         "exec", str(id), "--", "/bin/sh", "-c", 'echo "$MINE $1"; echo no >&2; exit 3', "sh", "$(id)"
     )
     assert (done.code, done.out, done.err) == (3, "yes $(id)\n", "no\n")
     assert installation.hodei("exec", "--timeout", "1", str(id), "--", "/bin/sleep", "300").code == 124
-    nobody = installation.hodei("exec", "--member", "3", str(id), "--", "/bin/true")
-    assert (nobody.code, f"there is no member 3 in job {id}" in nobody.err) == (3, True)
+    refused = installation.hodei("exec", "--member", "3", str(id), "--", "/bin/true")
+    assert (refused.code, f"there is no member 3 in job {id}" in refused.err) == (3, True)
     installation.ok("cancel", str(id))
     installation.ended(id)
     assert "NOT_RUNNING" in installation.hodei("exec", str(id), "--", "/bin/true").err

@@ -20,13 +20,13 @@ def job(**fields: Any) -> bytes:
 
 
 def laughs(levels: int) -> bytes:
-    """Every anchor holds ten of the one before: a small file that would unfold to ten to the power of `levels`."""
+    """Each anchor has ten aliases of the previous one, so that the small file expands to 10 ** `levels` elements."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
     return "\n".join(lines).encode()
 
 
-# name: (content type, body, status, code, a word that must be in the answer)
+# name: (content type, body, status, code, a word that must be in the response)
 BAD: dict[str, tuple[str, bytes, int, str, str]] = {
     "malformed YAML": (YAML, b"command: [unclosed\nname: x", 400, "MALFORMED", "line"),
     "malformed JSON": (JSON, b'{"command": [', 400, "MALFORMED", ""),
@@ -41,18 +41,18 @@ BAD: dict[str, tuple[str, bytes, int, str, str]] = {
     "no command": (JSON, b'{"name": "x"}', 422, "INVALID", "command"),
     "a negative cpu": (JSON, job(cpu="-1"), 422, "INVALID", "negative"),
     "a negative memory": (JSON, job(memory="-1Gi"), 422, "INVALID", "negative"),
-    "an absurd memory": (JSON, job(memory="1e30"), 422, "INVALID", "larger than any machine"),
-    "an exponent without end": (JSON, job(memory="1e999999999"), 422, "INVALID", ""),
-    "a quantity that is none": (JSON, job(memory="8GB"), 422, "INVALID", "leave out the B"),
+    "a huge memory": (JSON, job(memory="1e30"), 422, "INVALID", "larger than any machine"),
+    "a huge exponent": (JSON, job(memory="1e999999999"), 422, "INVALID", ""),
+    "an invalid quantity": (JSON, job(memory="8GB"), 422, "INVALID", "leave out the B"),
     "NaN as text": (JSON, job(cpu="NaN"), 422, "INVALID", ""),
     "NaN in JSON": (JSON, b'{"command": ["true"], "cpu": NaN}', 400, "MALFORMED", ""),
     "NaN in YAML": (YAML, b"command: [x]\ncpu: .nan", 422, "INVALID", ""),
     "infinity in YAML": (YAML, b"command: [x]\ncpu: .inf", 422, "INVALID", ""),
     "a count of zero": (JSON, job(count=0), 422, "INVALID", "count"),
-    "a count without end": (JSON, job(count=10**12), 422, "INVALID", "count"),
+    "a huge count": (JSON, job(count=10**12), 422, "INVALID", "count"),
     "a negative timeout": (JSON, job(timeout="-5s"), 422, "INVALID", "timeout"),
-    "retries without end": (JSON, job(retries=10**9), 422, "INVALID", "retries"),
-    "a priority beyond all": (JSON, job(priority=10**30), 422, "INVALID", "priority"),
+    "too many retries": (JSON, job(retries=10**9), 422, "INVALID", "retries"),
+    "a huge priority": (JSON, job(priority=10**30), 422, "INVALID", "priority"),
     "a name of 10 MB": (JSON, job(name="x" * 10_000_000), 422, "INVALID", "name"),
     "a name of 10 MB in YAML": (YAML, b"command: [x]\nname: " + b"x" * 10_000_000, 413, "TOO_LARGE", ""),
     "a key of 10 MB": (JSON, job(**{"x" * 10_000_000: 1}), 422, "INVALID", ""),
@@ -70,12 +70,12 @@ BAD: dict[str, tuple[str, bytes, int, str, str]] = {
 }  # fmt: skip
 
 
-def is_clear(answer: Response, status: int, code: str, word: str = "") -> None:
-    problem = answer.json
-    assert (answer.status, problem["code"]) == (status, code), problem
+def assert_clear(response: Response, status: int, code: str, word: str = "") -> None:
+    problem = response.json
+    assert (response.status, problem["code"]) == (status, code), problem
     assert problem["message"]
     assert word in json.dumps(problem)
-    assert len(answer.body) < 10_000
+    assert len(response.body) < 10_000
     assert "Traceback" not in problem["message"]
 
 
@@ -84,14 +84,14 @@ def test_every_bad_document_is_refused_with_a_clear_error(installation: Installa
     took: dict[str, float] = {}
     without_hint = []
     for what, (kind, body, status, code, word) in BAD.items():
-        answer = installation.request("POST", "/api/v1/jobs", body, headers={"Content-Type": kind})
+        response = installation.request("POST", "/api/v1/jobs", body, headers={"Content-Type": kind})
         try:
-            is_clear(answer, status, code, word)
+            assert_clear(response, status, code, word)
         except AssertionError as error:
             raise AssertionError(f"{what}: {error}") from error
-        if not answer.json["hint"] and not answer.json.get("problems"):
-            without_hint.append((what, answer.json["message"]))
-        took[what] = answer.seconds
+        if not response.json["hint"] and not response.json.get("problems"):
+            without_hint.append((what, response.json["message"]))
+        took[what] = response.seconds
     slowest = sorted(took.items(), key=lambda pair: -pair[1])[:5]
     print("slowest:", ", ".join(f"{what} {seconds * 1000:.0f} ms" for what, seconds in slowest))
     assert without_hint == []
@@ -102,43 +102,47 @@ def test_every_bad_document_is_refused_with_a_clear_error(installation: Installa
 def test_a_request_to_a_wrong_path_is_refused_with_a_clear_error(installation: Installation) -> None:
     installation.up()
     port = installation.address.rsplit(":", 1)[1]
-    is_clear(installation.request("GET", "/api/v1/jobs", token="hod_wrong"), 401, "UNAUTHORIZED")
-    is_clear(installation.request("GET", "/api/v1/jobs", headers={"Host": "evil.example"}), 421, "MISDIRECTED")
-    is_clear(installation.request("GET", "/api/v1/jobs", headers={"Host": f"evil.example:{port}"}), 421, "MISDIRECTED")
-    is_clear(
+    assert_clear(installation.request("GET", "/api/v1/jobs", token="hod_wrong"), 401, "UNAUTHORIZED")
+    assert_clear(installation.request("GET", "/api/v1/jobs", headers={"Host": "evil.example"}), 421, "MISDIRECTED")
+    assert_clear(
+        installation.request("GET", "/api/v1/jobs", headers={"Host": f"evil.example:{port}"}), 421, "MISDIRECTED"
+    )
+    assert_clear(
         installation.request("POST", "/api/v1/jobs", job(), headers={"Origin": "https://evil.example"}),
         403,
         "CROSS_SITE",
     )
-    is_clear(installation.request("GET", "/api/v1/job"), 404, "NO_SUCH_PATH", "/api/v1/jobs")
-    is_clear(installation.request("DELETE", "/api/v1/jobs"), 405, "METHOD_NOT_ALLOWED", "GET")
-    is_clear(installation.request("GET", "/api/v1/jobs?stat=failed"), 422, "INVALID", "state")
-    is_clear(installation.request("GET", "/api/v1/jobs?limit=-1"), 422, "INVALID", "limit")
-    is_clear(installation.request("GET", "/api/v1/jobs/99"), 404, "NOT_FOUND")
-    is_clear(installation.request("GET", f"/api/v1/jobs/{10**30}"), 422, "INVALID")
-    is_clear(installation.request("GET", "/api/v1/jobs/..%2F..%2Fetc"), 404, "NO_SUCH_PATH")
-    is_clear(installation.request("GET", "/api/v1/nodes/%00"), 422, "INVALID")
-    is_clear(installation.request("GET", "/api/v1/nodes/nowhere"), 404, "NOT_FOUND")
+    assert_clear(installation.request("GET", "/api/v1/job"), 404, "NO_SUCH_PATH", "/api/v1/jobs")
+    assert_clear(installation.request("DELETE", "/api/v1/jobs"), 405, "METHOD_NOT_ALLOWED", "GET")
+    assert_clear(installation.request("GET", "/api/v1/jobs?stat=failed"), 422, "INVALID", "state")
+    assert_clear(installation.request("GET", "/api/v1/jobs?limit=-1"), 422, "INVALID", "limit")
+    assert_clear(installation.request("GET", "/api/v1/jobs/99"), 404, "NOT_FOUND")
+    assert_clear(installation.request("GET", f"/api/v1/jobs/{10**30}"), 422, "INVALID")
+    assert_clear(installation.request("GET", "/api/v1/jobs/..%2F..%2Fetc"), 404, "NO_SUCH_PATH")
+    assert_clear(installation.request("GET", "/api/v1/nodes/%00"), 422, "INVALID")
+    assert_clear(installation.request("GET", "/api/v1/nodes/nowhere"), 404, "NOT_FOUND")
     installation.works()
 
 
-def test_a_directory_in_the_place_of_a_log_is_an_error_and_not_a_crash(installation: Installation) -> None:
+def test_a_directory_instead_of_a_log_is_a_clear_error(installation: Installation) -> None:
     installation.up()
     id = installation.submit("sh", "-c", "echo hello; exit 0")
     (detail,) = installation.ended(id)
     (log,) = installation.agent_home.glob(f"runs/*/{detail.runs[0].id}/stdout")
     log.unlink()
     log.mkdir()
-    answer = installation.request("GET", f"/api/v1/jobs/{id}/logs")
-    assert answer.status in (404, 503)
-    assert answer.json["message"]
-    said = installation.hodei("logs", str(id))
-    assert said.code in (1, 3)
-    assert said.err.startswith("error: ")
+    response = installation.request("GET", f"/api/v1/jobs/{id}/logs")
+    assert response.status in (404, 503)
+    assert response.json["message"]
+    result = installation.hodei("logs", str(id))
+    assert result.code in (1, 3)
+    assert result.err.startswith("error: ")
     installation.works()
 
 
-def test_a_job_in_a_directory_that_is_not_there_says_so(installation: Installation, tmp_path: Path) -> None:
+def test_the_reason_names_a_missing_directory_and_the_exit_code_an_invalid_program(
+    installation: Installation, tmp_path: Path
+) -> None:
     installation.up()
     (detail,) = installation.ended(installation.submit("true", workdir="/no/such/place"))
     assert detail.job.state == "failed"
@@ -154,7 +158,7 @@ def test_a_job_in_a_directory_that_is_not_there_says_so(installation: Installati
 BAD_FILES: dict[str, tuple[bytes, int, str]] = {
     "malformed YAML": (b"command: [unclosed\nname: x", 1, "job.yaml:2:"),
     "unknown keys": (b"command: [x]\nmemroy: 1Gi\ncpuu: 1", 1, "memory"),
-    "negative and absurd": (b"command: [x]\ncpu: -1\nmemory: 1e30", 1, "negative"),
+    "negative and huge": (b"command: [x]\ncpu: -1\nmemory: 1e30", 1, "negative"),
     "NaN": (b"command: [x]\ncpu: .nan", 1, "cpu"),
     "a name of 10 MB": (b"command: [x]\nname: " + b"x" * 10_000_000, 1, "name"),
     "100 deep": (b"command: [x]\nlabels: " + b"[" * 100 + b"]" * 100, 1, "levels"),
@@ -174,16 +178,16 @@ def test_every_bad_file_is_refused_by_the_command_line_with_a_clear_error(
         file = tmp_path / "job.yaml"
         file.write_bytes(text)
         for command in ("submit", "plan"):
-            said = installation.hodei(command, str(file))
+            result = installation.hodei(command, str(file))
             impossible = command == "plan" and what == "larger than every node"
-            assert said.code == (5 if impossible else code), (what, command, said)
-            assert said.out == ""
-            assert said.err.startswith("error: "), what
-            assert word in said.err, (what, said.err)
-            assert "next: " in said.err, (what, said.err)
-            assert said.err.rstrip().endswith("]"), what
-            assert len(said.err) < 5000, what
-            assert "Traceback" not in said.err
+            assert result.code == (5 if impossible else code), (what, command, result)
+            assert result.out == ""
+            assert result.err.startswith("error: "), what
+            assert word in result.err, (what, result.err)
+            assert "next: " in result.err, (what, result.err)
+            assert result.err.rstrip().endswith("]"), what
+            assert len(result.err) < 5000, what
+            assert "Traceback" not in result.err
     assert installation.hodei("submit", str(tmp_path)).code == 2  # a directory
     assert "is a directory" in installation.hodei("submit", str(tmp_path)).err
     assert installation.hodei("submit", str(tmp_path / "nowhere.yaml")).code == 2
@@ -194,9 +198,9 @@ def test_every_bad_file_is_refused_by_the_command_line_with_a_clear_error(
     installation.works()
 
 
-def test_one_bad_job_in_a_bulk_refuses_them_all(installation: Installation) -> None:
+def test_one_bad_job_in_a_bulk_submission_refuses_all_jobs(installation: Installation) -> None:
     installation.up()
     jobs = [{"command": ["true"], "name": f"n{n}"} for n in range(50)] + [{"command": ["true"], "cpu": "-1"}]
-    answer = installation.request("POST", "/api/v1/jobs", json.dumps(jobs).encode(), headers={"Content-Type": JSON})
-    is_clear(answer, 422, "INVALID", "negative")
+    response = installation.request("POST", "/api/v1/jobs", json.dumps(jobs).encode(), headers={"Content-Type": JSON})
+    assert_clear(response, 422, "INVALID", "negative")
     assert installation.ok("jobs", "-a", "-o", "name").out == ""

@@ -1,6 +1,6 @@
-"""The clock of a real server is set ahead and back: nothing is erased, runs go on, and times are right afterwards.
+"""The clock of a real server is set ahead and back: nothing is deleted, runs continue, and times are right afterwards.
 
-The clock is set for the server and its agent alone, by a module that Python loads first; the machine's own is not touched.
+Only the clock of the server and its agent is changed, by a `sitecustomize` module; the clock of the machine is not.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def _ahead_s(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp() - time.time()
 
 
-def test_a_clock_that_is_set_ahead_and_back_erases_nothing_and_times_are_right_again(
+def test_a_clock_that_is_set_ahead_and_back_deletes_nothing_and_times_are_right_again(
     installation: Installation, tmp_path: Path
 ) -> None:
     clock = SetClock(tmp_path / "clock")
     installation.configure('[[nodes]]\nname = "small"\ncpu = 1\nmemory = "1Gi"\n').up(env=clock.env)
     old = installation.submit("sh", "-c", "exit 3")
     installation.ended(old)
-    running = installation.submit("sleep", "60")
+    running = installation.submit("sleep", "600")
     installation.until_state(running, "running")
     clock.set(_YEAR_S)
-    ahead = installation.submit("sleep", "60", cpu=1)  # waits: the other one has a part of it
+    ahead = installation.submit("sleep", "600", cpu=1)  # pending, because the first job uses a part of the node
     assert _ahead_s(installation.job(ahead).job.submitted_at) > _YEAR_S / 2
     clock.set(0)
-    until(lambda: "restarting because the clock" in installation.server_output(), "the server notices")
-    until(lambda: installation.server_output().count("is up at") == 2, "it is up again")
+    until(lambda: "restarting because the clock" in installation.server_output(), "the server notices the clock change")
+    until(lambda: installation.server_output().count("is up at") == 2, "the server is up again")
     assert installation.server is not None
     assert installation.server.poll() is None
     now = installation.submit("true")
@@ -82,7 +82,7 @@ def test_a_clock_that_is_set_ahead_and_back_erases_nothing_and_times_are_right_a
     installation.ended(running)
 
 
-def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(installation: Installation, tmp_path: Path) -> None:
+def test_a_wrong_clock_at_the_start_holds_retention_and_is_reported(installation: Installation, tmp_path: Path) -> None:
     clock = SetClock(tmp_path / "clock")
     installation.configure('[server]\nretention = "30d"\naudit_retention = "30d"\n')
     installation.up(env=clock.env)
@@ -90,7 +90,7 @@ def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(installation: In
     installation.ended(old)
     assert installation.stop() == 0
     clock.set(_YEAR_S)
-    for _ in range(2):  # a restart confirms nothing
+    for _ in range(2):  # a restart does not confirm the clock
         installation.kill_agent()
         installation.up(env=clock.env)
         assert installation.log_of(old) == "hello\n"
@@ -107,4 +107,4 @@ def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(installation: In
         assert installation.ok("audit", "-o", "json").json
         assert installation.stop() == 0
     installation.up("--trust-clock", env=clock.env)
-    until(lambda: not installation.rows("SELECT 1 FROM job WHERE id = ?", old), "the operator is believed")
+    until(lambda: not installation.rows("SELECT 1 FROM job WHERE id = ?", old), "the expired job is deleted")
