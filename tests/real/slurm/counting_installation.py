@@ -1,5 +1,5 @@
-"""A Hodei server as a process that can be killed, with a store on disk and one batch system. Its jobs write their run ids into
-a file. Time windows may be shortened, so that a test has many rounds."""
+"""A Hodei server as a process that can be killed, with a store on disk and one batch system. Its jobs write their run ids
+into a file, which counts executions. Time windows may be shortened for quick rounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _shorten(window_s: float, poll_s: float, command_s: float, lock_s: float) ->
 
 
 async def serve(home: Path, installation: str, system: dict[str, Any], short: dict[str, float]) -> None:
-    """The process: reads how many jobs to submit, one number a line."""
+    """The process: reads the number of jobs to submit from each line of stdin."""
     if short:
         _shorten(**short)
     store = SqliteStore(home / "store.db")
@@ -62,7 +62,7 @@ async def serve(home: Path, installation: str, system: dict[str, Any], short: di
                 await asyncio.sleep(0.05)
         else:
             await service.submit([spec] * int(line))
-        print("yes", flush=True)
+        print("done", flush=True)
 
 
 class CountingInstallation:
@@ -74,8 +74,8 @@ class CountingInstallation:
         self._process: subprocess.Popen[str] | None = None
 
     def up(self) -> None:
-        what = f"Path({str(self.home)!r}), {self._installation!r}, {self._system!r}, {self._short!r}"
-        code = f"import asyncio; from pathlib import Path; from real.slurm.counting_installation import serve; asyncio.run(serve({what}))"
+        arguments = f"Path({str(self.home)!r}), {self._installation!r}, {self._system!r}, {self._short!r}"
+        code = f"import asyncio; from pathlib import Path; from real.slurm.counting_installation import serve; asyncio.run(serve({arguments}))"
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         with open(self.home / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -93,19 +93,19 @@ class CountingInstallation:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def _ask(self, what: str) -> None:
+    def _request(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        assert self._read_line() == "yes", self.log()
+        assert self._read_line() == "done", self.log()
 
     def ready(self) -> None:
-        """Returns when jobs can start."""
-        self._ask("ready?")
+        """Wait until jobs can start."""
+        self._request("ready?")
 
     def submit(self, count: int) -> None:
-        self._ask(str(count))
+        self._request(str(count))
         self.submitted += count
 
     def kill(self) -> None:
@@ -116,10 +116,10 @@ class CountingInstallation:
             assert stream is not None
             stream.close()
 
-    def until(self, true: Any, what: str, deadline_s: float = DEADLINE_S) -> None:
+    def until(self, condition: Any, description: str, deadline_s: float = DEADLINE_S) -> None:
         ends = time.monotonic() + deadline_s
-        while not true():
-            assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s: {self.log()}"
+        while not condition():
+            assert time.monotonic() < ends, f"{description}: not within {deadline_s:g} s: {self.log()}"
             time.sleep(0.05)
 
     def journal_has(self, count: int) -> bool:
@@ -136,14 +136,14 @@ class CountingInstallation:
         return Counter({s: n for s, n in self._store.counts().items() if s in ("succeeded", "failed", "cancelled")})
 
     def executions(self) -> Counter[int]:
-        """How often the command of each job was executed, over all attempts."""
+        """The number of executions of each job's command, over all attempts."""
         proof = self.home / "proof"
         lines = proof.read_text().split() if proof.exists() else []
         return Counter(int(run.partition(".")[0]) for run in lines)
 
     def check(self, *, system_may_cancel: bool = False) -> None:
         """Each job ran exactly once. `system_may_cancel`: a slurmctld killed before it saved its state cancels jobs that it
-        finds on nodes; such a job has failed for that reason, and may not have run."""
+        finds on nodes; such a job fails for that reason and may not have run."""
         ran, jobs = self.executions(), range(1, self.submitted + 1)
         cancelled = {job for job in jobs if system_may_cancel and self._cancelled_by_slurm(job)}
         lost = [job for job in jobs if not ran[job] and job not in cancelled]

@@ -1,5 +1,5 @@
-"""A proxy that loses responses: it forwards a request, waits for the response, and closes the connection instead of forwarding
-it. So the request was carried out, and the client does not know."""
+"""A proxy that loses responses: it forwards a request, waits for the response, and closes the connection without forwarding
+it. The request was carried out, and its outcome is unknown to the client."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class LossyProxy:
         self._to, self._loses = to, loses
         self.on = False
         self.lost = 0
-        self._listening = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
-        self._listening.bind(str(path) if path else ("127.0.0.1", 0))
-        self._listening.listen(64)
-        self.address = f"unix:{path}" if path else self._listening.getsockname()[1]
+        self._listener = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+        self._listener.bind(str(path) if path else ("127.0.0.1", 0))
+        self._listener.listen(64)
+        self.address = f"unix:{path}" if path else self._listener.getsockname()[1]
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._serve, daemon=True).start()
@@ -29,13 +29,13 @@ class LossyProxy:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _serve(self) -> None:
         while True:
             try:
-                client, _ = self._listening.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()

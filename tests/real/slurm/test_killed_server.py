@@ -45,7 +45,7 @@ def test_a_job_being_submitted_when_the_server_is_killed_is_awaited_and_adopted(
     slow.rename(slow.with_name("real-qsub"))
     real = slow.with_name("inner")
     real.mkdir()
-    # The name tells the stand-in what it is; its place where its jobs are.
+    # The stand-in finds its command by its name and its jobs by its directory.
     text = (
         slow.with_name("real-qsub")
         .read_text()
@@ -53,6 +53,7 @@ def test_a_job_being_submitted_when_the_server_is_killed_is_awaited_and_adopted(
     )
     (real / "qsub").write_text(text)
     (real / "qsub").chmod(0o755)
+    # One second is longer than the kill and the start of the next server take.
     slow.write_text(f'#!/bin/sh\ntouch {tmp_path}/called\nsleep 1\nexec {real}/qsub "$@"\n')
     slow.chmod(0o755)
     code = f"import asyncio, sys; from pathlib import Path; from real.slurm.test_killed_server import serve; asyncio.run(serve(Path({str(tmp_path)!r})))"
@@ -60,19 +61,19 @@ def test_a_job_being_submitted_when_the_server_is_killed_is_awaited_and_adopted(
     env = {**os.environ, "PYTHONPATH": tests}
     server = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE)
 
-    async def story() -> None:
+    async def scenario() -> None:
         for _ in range(1000):
             if (tmp_path / "called").exists():
                 break
             await asyncio.sleep(0.02)
         os.kill(server.pid, signal.SIGKILL)
-        server.wait()
+        server.communicate()
         backend = a_backend(tmp_path)
         await backend.open()
-        desk = ReconnectingRecorder(backend, 60)
+        recorder = ReconnectingRecorder(backend, 60)
         assert await backend.start([an_order_for(tmp_path)]) == {}
-        assert (await desk.end_of("1.0.1")).state == "succeeded"
+        assert (await recorder.end_of("1.0.1")).state == "succeeded"
         assert (tmp_path / "proof").read_text() == "ran\n"
         await backend.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

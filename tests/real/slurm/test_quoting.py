@@ -24,11 +24,11 @@ from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 PER_SCRIPT = 250
-SCRIPTS = 40  # of so many words each: ten thousand
+SCRIPTS = 40  # with PER_SCRIPT arguments each: ten thousand
 LISTS = settings(max_examples=SCRIPTS, deadline=None, suppress_health_check=list(HealthCheck))
 
-SHOW = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
-SHOW_ALL = (
+PRINT_ARGS = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
+PRINT_ALL = (
     "import os, sys; pairs = [k + b'=' + v for k, v in sorted(os.environb.items()) if k.startswith(b'U_')]; "
     "sys.stdout.buffer.write(b'\\0'.join([os.fsencode(os.getcwd()), *map(os.fsencode, sys.argv[1:]), *pairs]))"
 )
@@ -50,19 +50,19 @@ def hostile(canary: Path) -> st.SearchStrategy[str]:
 
 def test_ten_thousand_arguments_pass_through_bash_unchanged(tmp_path):
     canary = tmp_path / "canary"
-    seen = 0
+    count = 0
 
     @LISTS
     @given(st.lists(hostile(canary), min_size=PER_SCRIPT, max_size=PER_SCRIPT))
-    def each(words):
-        nonlocal seen
-        script = "exec " + " ".join(map(quoted, (sys.executable, "-IS", "-c", SHOW, *words)))
+    def each(args):
+        nonlocal count
+        script = "exec " + " ".join(map(quoted, (sys.executable, "-IS", "-c", PRINT_ARGS, *args)))
         done = subprocess.run(["/bin/bash", "-p"], input=script.encode(), capture_output=True, timeout=60, check=True)
-        assert done.stdout.split(b"\0") == [word.encode() for word in words]
-        seen += len(words)
+        assert done.stdout.split(b"\0") == [arg.encode() for arg in args]
+        count += len(args)
 
     each()
-    assert seen >= PER_SCRIPT * SCRIPTS
+    assert count >= PER_SCRIPT * SCRIPTS
     assert not canary.exists()
 
 
@@ -75,22 +75,22 @@ def test_commands_environments_and_directories_pass_through_the_whole_script(tmp
         st.lists(hostile(canary), min_size=1, max_size=40),
         st.text(st.characters(exclude_characters="\0/", exclude_categories=("Cs",)), min_size=1, max_size=30),
     )
-    def each(words, values, name):
+    def each(args, values, name):
         if name in (".", "..") or len(name.encode()) > 200:
             return
-        workdir = tmp_path / "places" / name
+        workdir = tmp_path / "workdirs" / name
         workdir.mkdir(parents=True, exist_ok=True)
         env = {f"U_{number:03}": value for number, value in enumerate(values)}
         script = batch_script(
-            files=str(tmp_path / "run"), argv=(sys.executable, "-IS", "-c", SHOW_ALL, *words), env=env, workdir=str(workdir),
+            files=str(tmp_path / "run"), argv=(sys.executable, "-IS", "-c", PRINT_ALL, *args), env=env, workdir=str(workdir),
             claim="c", rerun=True, job_variable="SLURM_JOB_ID", node_variable="SLURMD_NODENAME",
         )  # fmt: skip
         lines = script.split("\n")
-        assert not any(line.startswith("#") for line in lines[1:]), "a line could be taken for an option"
+        assert not any(line.startswith("#") for line in lines[1:]), "a line may be parsed as an option"
         assert "\r" not in script
         done = subprocess.run(["/bin/bash", "-p"], input=script.encode(), capture_output=True, timeout=60, check=True)
-        expected = [str(workdir), *words, *(f"{key}={value}" for key, value in env.items())]
-        assert done.stdout.split(b"\0") == [word.encode() for word in expected]
+        expected = [str(workdir), *args, *(f"{key}={value}" for key, value in env.items())]
+        assert done.stdout.split(b"\0") == [arg.encode() for arg in expected]
 
     each()
     assert not canary.exists()
@@ -99,8 +99,8 @@ def test_commands_environments_and_directories_pass_through_the_whole_script(tmp
 def test_dozens_of_arguments_pass_through_a_real_sbatch_in_every_field(own_slurm: SlurmCluster, tmp_path):
     canary = tmp_path / "canary"
     program = tmp_path / "show.py"
-    program.write_text(SHOW_ALL)
-    asked = []
+    program.write_text(PRINT_ALL)
+    examples = []
 
     @settings(max_examples=36, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(
@@ -108,31 +108,31 @@ def test_dozens_of_arguments_pass_through_a_real_sbatch_in_every_field(own_slurm
         st.lists(hostile(canary), min_size=1, max_size=5),
         hostile(canary),
     )
-    def gather(words, values, name):
-        asked.append((words, values, name))
+    def gather(args, values, name):
+        examples.append((args, values, name))
 
     gather()
 
-    async def story(way: str) -> None:
-        backend = a_slurm(own_slurm, tmp_path / way, "placed", way)
+    async def scenario(transport: str) -> None:
+        backend = a_slurm(own_slurm, tmp_path / transport, "placed", transport)
         await backend.open()
-        desk = ReconnectingRecorder(backend, 120)
+        recorder = ReconnectingRecorder(backend, 120)
         orders = []
-        for number, (words, values, name) in enumerate(asked, 1):
-            env = {f"U_{at}": value for at, value in enumerate(values)}
-            order = an_order(number, sys.executable, "-IS", str(program), *words, env=env, workdir=str(tmp_path))
+        for number, (args, values, name) in enumerate(examples, 1):
+            env = {f"U_{index}": value for index, value in enumerate(values)}
+            order = an_order(number, sys.executable, "-IS", str(program), *args, env=env, workdir=str(tmp_path))
             spec = structs.replace(order.spec, name=name, project=name, annotations={name: name})
             run = structs.replace(order.run, node="hpc-n3", backend="hpc")
             orders.append(structs.replace(order, run=run, spec=spec))
-        ends = await desk.run(*orders)
+        ends = await recorder.run(*orders)
         assert {end.exit_code for end in ends} == {0}
-        for order, (words, values, _) in zip(orders, asked, strict=True):
-            expected = [str(tmp_path), *words, *(f"U_{at}={value}" for at, value in enumerate(values))]
-            assert (await desk.log(order.run.id)).split(b"\0") == [word.encode() for word in expected]
+        for order, (args, values, _) in zip(orders, examples, strict=True):
+            expected = [str(tmp_path), *args, *(f"U_{index}={value}" for index, value in enumerate(values))]
+            assert (await recorder.log(order.run.id)).split(b"\0") == [arg.encode() for arg in expected]
         await backend.close()
 
-    for way in ("commands", "rest"):
-        asyncio.run(story(way))
+    for transport in ("commands", "rest"):
+        asyncio.run(scenario(transport))
     assert not canary.exists()
 
 

@@ -15,40 +15,40 @@ from real.installation import Installation
 from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
-# What both must say alike. Slurm leaves out SLURM_NTASKS and SLURM_CPUS_PER_TASK if nobody asked for them.
+# Variables with equal values in both. Slurm sets SLURM_NTASKS and SLURM_CPUS_PER_TASK only if requested.
 SAME = (
     "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP",
     "SLURM_CPUS_PER_GPU", "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID",
     "SLURM_NNODES", "SLURM_NODEID", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST",
     "SLURM_TASKS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_USER",
 )  # fmt: skip
-SHOW = "env | grep ^SLURM | sort"
+PRINT_VARIABLES = "env | grep ^SLURM | sort"
 
 
-class Both:
+class SlurmAndShims:
     """The real commands with the cluster's configuration, and the shims with the server's."""
 
     def __init__(self, cluster: SlurmCluster, installation: Installation, folder: Path) -> None:
-        self._cluster, self._house, self.folder = cluster, installation, folder
+        self._cluster, self._installation, self.folder = cluster, installation, folder
         self.bin = folder / "bin"
         assert installation.hodei("slurm-shims", str(self.bin)).code == 0
 
-    def real(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._call([name, *words], {**os.environ, **self._cluster.env}, "real")
+    def real(self, name: str, *args: str) -> subprocess.CompletedProcess[str]:
+        return self._call([name, *args], {**os.environ, **self._cluster.env}, "real")
 
-    def shim(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        env = self._house.env({"PATH": f"{self.bin}:{os.environ['PATH']}"})
-        return self._call([str(self.bin / name), *words], env, "shim")
+    def shim(self, name: str, *args: str) -> subprocess.CompletedProcess[str]:
+        env = self._installation.env({"PATH": f"{self.bin}:{os.environ['PATH']}"})
+        return self._call([str(self.bin / name), *args], env, "shim")
 
-    def _call(self, words: list[str], env: dict[str, str], place: str) -> subprocess.CompletedProcess[str]:
-        # Directories of one length and name, so that what is written of them can be compared.
-        work = self.folder / place / "work"
+    def _call(self, args: list[str], env: dict[str, str], system: str) -> subprocess.CompletedProcess[str]:
+        # Directories of equal name and length, so that outputs with them can be compared.
+        work = self.folder / system / "work"
         work.mkdir(parents=True, exist_ok=True)
-        return subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(args, cwd=work, env=env, capture_output=True, text=True, timeout=120, check=False)
 
-    def outputs(self, place: str, id: str, times: int) -> dict[str, str]:
+    def outputs(self, system: str, id: str, times: int) -> dict[str, str]:
         """The files of the directory, with its name and the job's id (`times` times in a file name) replaced."""
-        work = self.folder / place / "work"
+        work = self.folder / system / "work"
         number = re.compile(rf"(?<=[_-]){id}(?=[_.])")
         return {
             number.sub("N", path.name, times): path.read_text().replace(str(work), "WORK") for path in work.iterdir()
@@ -59,7 +59,7 @@ class Both:
 def both(request, own_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("both")
     folder.chmod(0o755)
-    installation = Installation(folder / "house" / "home")
+    installation = Installation(folder / "server" / "home")
     installation.home.parent.mkdir()
     nodes = "".join(f'[[nodes]]\nname = "{name}"\ncpu = "16"\nmemory = "16Gi"\n' for name in ("n1", "n2"))
     if request.param == "slurm":
@@ -76,21 +76,23 @@ def both(request, own_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def pair(both: Installation, own_slurm: SlurmCluster, tmp_path: Path) -> Both:
-    return Both(own_slurm, both, tmp_path)
+def pair(both: Installation, own_slurm: SlurmCluster, tmp_path: Path) -> SlurmAndShims:
+    return SlurmAndShims(own_slurm, both, tmp_path)
 
 
-def the_same(pair: Both, *words: str, script: str = "", times: int = 1) -> tuple[dict[str, str], dict[str, str]]:
-    """The files that both have written."""
+def run_with_both(
+    pair: SlurmAndShims, *args: str, script: str = "", times: int = 1
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The files written with Slurm and with the shims."""
     out = []
-    for place, call in (("real", pair.real), ("shim", pair.shim)):
-        work = pair.folder / place / "work"
+    for system, call in (("real", pair.real), ("shim", pair.shim)):
+        work = pair.folder / system / "work"
         work.mkdir(parents=True, exist_ok=True)
         if script:
             (work / "job.sh").write_text(script)
-        done = call("sbatch", "--parsable", "-W", *words)
+        done = call("sbatch", "--parsable", "-W", *args)
         assert done.returncode == 0, done
-        out.append(pair.outputs(place, done.stdout.strip(), times))
+        out.append(pair.outputs(system, done.stdout.strip(), times))
     return out[0], out[1]
 
 
@@ -115,16 +117,16 @@ def variables(files: dict[str, str]) -> list[dict[str, str]]:
     ],
     ids=["one task", "three tasks on one node", "two tasks per node", "an array with a step", "an array by a list"],
 )
-def test_scripts_see_the_same_variables(pair, options):
-    real, shim = the_same(pair, *options, "--wrap", SHOW)
+def test_scripts_get_the_same_variables(pair, options):
+    real, shim = run_with_both(pair, *options, "--wrap", PRINT_VARIABLES)
     assert set(real) == set(shim)
-    theirs, ours = variables(real), variables(shim)
-    assert len(theirs) == len(ours) == len(real)
-    for their, our in zip(theirs, ours, strict=True):
-        asked = [name for name in SAME if name in their]
-        assert {name: our.get(name) for name in asked} == {name: their[name] for name in asked}
-        if "SLURM_ARRAY_TASK_ID" not in their:
-            assert not [name for name in our if name.startswith("SLURM_ARRAY")]
+    of_slurm, of_shims = variables(real), variables(shim)
+    assert len(of_slurm) == len(of_shims) == len(real)
+    for expected, actual in zip(of_slurm, of_shims, strict=True):
+        names = [name for name in SAME if name in expected]
+        assert {name: actual.get(name) for name in names} == {name: expected[name] for name in names}
+        if "SLURM_ARRAY_TASK_ID" not in expected:
+            assert not [name for name in actual if name.startswith("SLURM_ARRAY")]
 
 
 SCRIPT = """#!/bin/bash
@@ -136,35 +138,39 @@ echo "args: $1 $2"; pwd; echo "$SLURM_SUBMIT_DIR"; echo "$EXPORTED"; echo err >&
 
 
 def test_files_arguments_and_directories_are_the_same(pair):
-    real, shim = the_same(pair, "--mem=50M", "--export=ALL,EXPORTED=yes", "job.sh", "a", "b c", script=SCRIPT, times=2)
+    real, shim = run_with_both(
+        pair, "--mem=50M", "--export=ALL,EXPORTED=yes", "job.sh", "a", "b c", script=SCRIPT, times=2
+    )
     assert real == shim
     assert any("args: a b c\nWORK\nWORK\nyes\n" in text for text in real.values())
 
 
 def test_elements_write_the_same_files(pair):
-    real, shim = the_same(pair, "--mem=50M", "-a", "3,10", "-o", "o_%A_%a_%4a", "--wrap", "echo $SLURM_ARRAY_TASK_ID")
+    real, shim = run_with_both(
+        pair, "--mem=50M", "-a", "3,10", "-o", "o_%A_%a_%4a", "--wrap", "echo $SLURM_ARRAY_TASK_ID"
+    )
     assert real == shim == {"o_N_3_0003": "3\n", "o_N_10_0010": "10\n"}
 
 
 def test_srun_starts_the_same_tasks(pair):
     body = "echo once; srun sh -c 'echo $SLURM_PROCID/$SLURM_NTASKS' | sort; srun -n 1 sh -c 'exit 3'; echo $?"
-    real, shim = the_same(pair, "-N1", "-n", "3", "--mem=60M", "-e", "/dev/null", "--wrap", body)
+    real, shim = run_with_both(pair, "-N1", "-n", "3", "--mem=60M", "-e", "/dev/null", "--wrap", body)
     assert real == shim == {"slurm-N.out": "once\n0/3\n1/3\n2/3\n3\n"}
 
 
 def test_tasks_on_several_nodes_are_the_same(pair):
     """With the shims every node runs the whole script, so the script is only the srun."""
     body = "srun sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES'"
-    real, shim = the_same(pair, "-N2", "--ntasks-per-node=2", "--mem=60M", "-o", "out", "--wrap", body)
+    real, shim = run_with_both(pair, "-N2", "--ntasks-per-node=2", "--mem=60M", "-o", "out", "--wrap", body)
     assert sorted(real["out"].splitlines()) == sorted(shim["out"].splitlines())
     assert len(real["out"].splitlines()) == 4
 
 
-def same_codes_and_outputs(pair: Both, words: list[str]) -> None:
-    real, shim = pair.real(*words), pair.shim(*words)
+def same_codes_and_outputs(pair: SlurmAndShims, args: list[str]) -> None:
+    real, shim = pair.real(*args), pair.shim(*args)
     assert shim.returncode == real.returncode, (real, shim)
-    plain = re.compile(r"\d+")
-    assert plain.sub("N", shim.stdout) == plain.sub("N", real.stdout)
+    numbers = re.compile(r"\d+")
+    assert numbers.sub("N", shim.stdout) == numbers.sub("N", real.stdout)
 
 
 @pytest.mark.parametrize("script", ["echo hi; exit 3", "kill -9 $$"])
@@ -175,26 +181,26 @@ def test_exit_codes_of_jobs_are_the_same(pair, script):
 
 @pytest.mark.parametrize("both", ["this machine"], indirect=True)
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["sbatch", "--no-such", "--wrap", "true"], ["sbatch", "nofile.sh"], ["sbatch", "-a", "3-1", "--wrap", "true"],
         ["sbatch", "-Q", "--wrap", "true"], ["squeue", "-j", "99999"], ["squeue", "--no-such"],
-        ["squeue", "-h", "-n", "nobody-has-this-name"], ["scancel", "99999"], ["scancel", "abc"], ["scancel"],
+        ["squeue", "-h", "-n", "no-such-name"], ["scancel", "99999"], ["scancel", "abc"], ["scancel"],
         ["scontrol", "show", "job", "99999"], ["scontrol", "hold", "99999"], ["srun", "--no-such", "true"], ["srun"],
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_exit_codes_and_outputs_are_the_same(pair, words):
-    same_codes_and_outputs(pair, words)
+def test_exit_codes_and_outputs_are_the_same(pair, args):
+    same_codes_and_outputs(pair, args)
 
 
 def test_columns_of_squeue_and_sinfo_are_the_same(pair):
-    for words in (
+    for args in (
         ["squeue"],
         ["squeue", "-o", "%i|%P|%j|%u|%t|%T|%M|%l|%D|%R|%C|%m|%a|%A|%F|%K|%r|%N|%S|%V|%e|%L|%Q|%q|%Z"],
         ["sinfo"],
     ):
-        assert pair.shim(*words).stdout.splitlines()[0] == pair.real(*words).stdout.splitlines()[0]
+        assert pair.shim(*args).stdout.splitlines()[0] == pair.real(*args).stdout.splitlines()[0]
     assert pair.shim("squeue", "-l").stdout.splitlines()[1] == pair.real("squeue", "-l").stdout.splitlines()[1]
 
 
@@ -208,7 +214,7 @@ def test_fields_of_scontrol_are_those_of_slurm(pair):
         shown.append(dict(re.findall(r"(\S+?)=(\S*)", text)))
     real, shim = shown
     assert set(shim) <= set(real)
-    alike = (
+    same_fields = (
         "JobName",
         "JobState",
         "Reason",
@@ -220,4 +226,4 @@ def test_fields_of_scontrol_are_those_of_slurm(pair):
         "BatchFlag",
         "Dependency",
     )
-    assert {name: shim[name] for name in alike} == {name: real[name] for name in alike}
+    assert {name: shim[name] for name in same_fields} == {name: real[name] for name in same_fields}
