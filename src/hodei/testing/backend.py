@@ -280,6 +280,7 @@ class BackendConformance:
             "reserve": lambda: backend.reserve([]),
             "execute": lambda: backend.execute("1.0.1", ["/bin/true"], 1000),
             "usage": backend.usage,
+            "run_usage": lambda: backend.run_usage(["1.0.1"]),
             "suspend": lambda: backend.suspend(["1.0.1"]),
             "expects": backend.expected,
         }
@@ -494,6 +495,28 @@ class BackendConformance:
         usage = await bench.backend.usage()
         assert usage.keys() <= {node.name for node in await bench.backend.nodes()}
         assert all(amount >= 0 for node in usage.values() for amount in node.used.values())
+
+    @backend_test("commands", "run_usage")
+    async def test_usage_is_of_live_runs_grows_and_is_part_of_the_end(self, bench: Bench) -> None:
+        run_usage = bench.backend.run_usage
+        assert await run_usage(["1.0.1", "99.0.1"]) == {}
+        await bench.backend.start([await bench.order(1, *sh("echo ready; while :; do :; done"))])
+        await bench.log_has("1.0.1", b"ready")
+        cpu_ms = -1
+        async with asyncio.timeout(DEADLINE_S):
+            while cpu_ms < 200:
+                found = await run_usage(["1.0.1", "99.0.1"])
+                assert found.keys() <= {"1.0.1"}
+                used = found["1.0.1"].cpu_ms if found else None
+                assert used is None or used >= cpu_ms
+                cpu_ms = cpu_ms if used is None else used
+                await asyncio.sleep(0.05)
+        await bench.stop("1.0.1", grace_ms=0)
+        end = await bench.end_of("1.0.1")
+        assert end.usage is not None
+        assert end.usage.cpu_ms is not None
+        assert end.usage.cpu_ms >= cpu_ms
+        assert await run_usage(["1.0.1"]) == {}
 
     @backend_test("commands", "suspend")
     async def test_a_suspended_run_does_nothing_until_it_is_resumed(self, bench: Bench) -> None:
