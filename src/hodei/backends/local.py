@@ -37,7 +37,7 @@ from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Location, Node, Socket, Taint, architecture
-from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.model.resources import CPU, GPU, MEMORY, Resources
 from hodei.model.usage import RunUsage
 from hodei.ports import Stream
 
@@ -126,6 +126,7 @@ class LocalBackend(BaseBackend):
         self._observations: list[RunObserved] = []
         self._changed = asyncio.Event()
         self._capacity: Resources | None = None
+        self._gpu_type = ""
         self._cpu_meter = machine.CpuMeter()
 
     async def open(self) -> None:
@@ -165,7 +166,9 @@ class LocalBackend(BaseBackend):
     async def nodes(self) -> list[Node]:
         if self._capacity is None:
             # Once: free disk space changes with every write, which would change the node each time.
-            self._capacity = machine.capacity(self._home if self._home.exists() else Path("/"))
+            capacity = machine.capacity(self._home if self._home.exists() else Path("/"))
+            gpus, self._gpu_type = await asyncio.to_thread(machine.gpus)
+            self._capacity = {**capacity, GPU: gpus * 1000} if gpus else capacity
         host = machine.hostname()
         virtual = list(self._virtual_nodes.values()) or [VirtualNode(host, sockets=machine.sockets())]
         return [
@@ -183,7 +186,7 @@ class LocalBackend(BaseBackend):
                 },
                 taints=node.taints,
                 arch=architecture(node.arch or platform.machine()),
-                gpu_type=node.gpu_type,
+                gpu_type=node.gpu_type or (self._gpu_type if node.capacity.get(GPU, 1) else ""),
                 location=node.location,
                 data=node.data,
                 cost_milli=node.cost_milli,

@@ -19,15 +19,24 @@ from hodei.model.backend import ExecResult
 from hodei.model.node import Socket
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
 
-__all__ = ["CpuMeter", "capacity", "execute", "gpu_count", "hostname", "memory_used", "sockets"]
+__all__ = ["CpuMeter", "capacity", "execute", "gpu_count", "gpus", "hostname", "memory_used", "sockets"]
 
 
 def capacity(home: Path, root: Path = CGROUP_ROOT) -> Resources:
     """What runs can share: usable cores and memory within our own cgroup limits, and free disk space in `home`."""
     found = {CPU: facts.cpu_milli(root), MEMORY: facts.memory_bytes(root), STORAGE: shutil.disk_usage(home).free}
-    if gpus := gpu_count():
-        found[GPU] = gpus * 1000
+    if count := gpu_count():
+        found[GPU] = count * 1000
     return found
+
+
+def gpus(root: Path = Path("/")) -> tuple[int, str]:
+    """The number of GPUs, and their type if all are equal. NVIDIA's driver lists its own; AMD's only its tool does."""
+    listed = gpu_count(root)
+    if not listed and not (root / "dev/kfd").exists():
+        return 0, ""  # without a driver no tool has to be started
+    names = facts.gpu_names()
+    return len(names) or listed, names[0] if len(set(names)) == 1 else ""
 
 
 def sockets(root: Path = NUMA_ROOT) -> tuple[Socket, ...]:

@@ -77,3 +77,24 @@ def test_gpus_are_counted_by_their_driver(tmp_path, monkeypatch, files, count):
     assert machine.gpu_count(tmp_path) == count
     monkeypatch.setattr(machine, "gpu_count", lambda: count)
     assert machine.capacity(tmp_path).get("gpu") == (count * 1000 or None)
+
+
+@pytest.mark.parametrize(
+    ("driver", "tool", "output", "found"),
+    [
+        ("proc/driver/nvidia/gpus/0", "nvidia-smi", "NVIDIA A100-SXM4-40GB\nNVIDIA A100-SXM4-40GB\n", (2, "nvidia-a100-sxm4-40gb")),
+        ("proc/driver/nvidia/gpus/0", "nvidia-smi", "NVIDIA A100\nNVIDIA T4\n", (2, "")),
+        ("proc/driver/nvidia/gpus/0", "nvidia-smi", "", (1, "")),
+        ("dev/kfd", "rocm-smi", "device,Card series\ncard0,AMD Instinct MI300X,x\n", (1, "amd-instinct-mi300x")),
+        ("dev/null", "nvidia-smi", "NVIDIA T4\n", (0, "")),
+    ],
+    ids=["equal", "mixed", "a tool without an answer", "AMD", "no driver"],
+)  # fmt: skip
+def test_gpus_have_a_number_and_a_type(tmp_path, monkeypatch, driver, tool, output, found):
+    for file in (driver, f"bin/{tool}"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "bin" / tool).write_text(f"#!/bin/sh\nprintf '%s' '{output}'\n")
+    (tmp_path / "bin" / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert machine.gpus(tmp_path) == found
