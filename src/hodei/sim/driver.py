@@ -15,14 +15,15 @@ from itertools import count
 from typing import Literal
 
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import Start, Stop
+from hodei.model.effects import NodeAct, Start, Stop
 from hodei.model.errors import InvalidInput
-from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
-from hodei.model.ids import JobId, RunId, parse_run_id
+from hodei.model.facts import Fact, JobSubmitted, NodeJoined, NodeLost, RunObserved
+from hodei.model.ids import JobId, NodeName, RunId, parse_run_id
 from hodei.model.job import Job
 from hodei.model.node import Node
 from hodei.model.resources import Resources
 from hodei.sim.metrics import Fragmentation, Outcome, Result, Sample, StartKind
+from hodei.sim.provider import Provider
 from hodei.sim.traces import Arrival, Workload
 
 # Above this number, every other sample is dropped.
@@ -61,6 +62,7 @@ class Simulation:
         policy: str = "",
         until_ms: int | None = None,
         on_progress: OnProgress | None = None,
+        provider: Provider | None = None,
     ) -> None:
         self._workload, self._controller, self._policy = workload, controller, policy
         self._nodes = list(nodes or workload.nodes)
@@ -71,6 +73,7 @@ class Simulation:
         self._expected_ends: list[tuple[int, int, RunId]] = []
         self._numbers = count()
         self._job_of: dict[RunId, JobId] = {}
+        self._node_of: dict[RunId, NodeName] = {}  # only with a provider
         self._active: dict[JobId, _ActiveJob] = {}
         self._outcomes: list[Outcome] = []
         self._samples: list[Sample] = []
@@ -78,6 +81,9 @@ class Simulation:
         self._used: Resources = {}
         self._preemptions = 0
         self._fragmentation = Fragmentation(workload, controller.cluster.table)
+        self._provider = provider
+        if provider is None and any(node.group for node in self._nodes):
+            self._provider = Provider(self._nodes)
 
     def run(self) -> Result:
         began = time.process_time()
@@ -89,6 +95,8 @@ class Simulation:
             if collecting:
                 gc.enable()
         self._outcomes += [_outcome(job, -1) for job in self._active.values()]
+        if self._provider is not None:
+            self._provider.finish(self._controller.beat_ms)
         return Result(
             policy=self._policy,
             workload=self._workload.name,
@@ -98,6 +106,7 @@ class Simulation:
             seconds=time.process_time() - began,
             unplaced=sum(job.started_ms < 0 for job in self._active.values()),
             start_reservations_broken=self._controller.reservation_audit.broken,
+            nodes_used=self._provider.used if self._provider is not None else None,
         )
 
     def _loop(self) -> None:
@@ -121,6 +130,8 @@ class Simulation:
                 facts += self._end_run(heapq.heappop(self._ends)[2], now_ms)
             while self._expected_ends and self._expected_ends[0][0] <= now_ms:
                 facts += self._end_run(heapq.heappop(self._expected_ends)[2], now_ms)
+            if self._provider is not None:
+                facts += self._take_back(self._provider.facts(self._controller, now_ms), now_ms)
             self._step(now_ms, facts)
             if (
                 self._on_progress is not None
@@ -132,6 +143,8 @@ class Simulation:
 
     def _wakeup_may_help(self, idle: int) -> bool:
         """Nothing arrives and nothing runs: time alone may unblock a pending job (a backoff, the end of a reservation)."""
+        if self._provider is not None and self._provider.active:
+            return idle < _MAX_IDLE_STEPS  # until all nodes are released
         return (
             bool(self._active)
             and idle < _MAX_IDLE_STEPS
@@ -147,6 +160,8 @@ class Simulation:
         for heap in (self._ends, self._expected_ends):
             if heap and heap[0][0] < now_ms:
                 now_ms = heap[0][0]
+        if self._provider is not None and (due_ms := self._provider.next_ms(self._controller)) is not None:
+            now_ms = min(now_ms, max(due_ms, self._controller.beat_ms))
         wake_ms = self._controller.next_wakeup_ms(self._controller.beat_ms)
         return now_ms if wake_ms is None else min(now_ms, max(wake_ms, self._controller.beat_ms))
 
@@ -159,6 +174,10 @@ class Simulation:
                 self._start_run(act, kinds[act.run.job], now_ms)
             elif type(act) is Stop and act.run in self._job_of:
                 self._stop_run(act.run, now_ms)
+            elif self._provider is not None and isinstance(act, NodeAct):
+                self._provider.act(act, now_ms)
+        if self._provider is not None and (facts or step.acts):
+            self._provider.changed()
         if self._steps % self._stride == 0:
             self._sample(now_ms)
         return step
@@ -172,14 +191,34 @@ class Simulation:
         job.running += 1
         job.nodes = (*job.nodes, start.run.node)
         self._job_of[start.run.id] = start.run.job
+        if self._provider is not None:
+            self._node_of[start.run.id] = start.run.node
+            self._provider.run_started(start.run.node, now_ms)
         for resource, amount in start.task.request.items():
             self._used[resource] = self._used.get(resource, 0) + amount
         expected = job.arrival.run_ms == start.spec.estimate_ms
         heap = self._expected_ends if expected else self._ends
         heapq.heappush(heap, (now_ms + job.arrival.run_ms, next(self._numbers), start.run.id))
 
-    def _release(self, run: RunId) -> _ActiveJob:
+    def _take_back(self, facts: list[Fact], now_ms: int) -> list[Fact]:
+        """The runs on nodes that are taken back stop."""
+        lost = {fact.node for fact in facts if isinstance(fact, NodeLost)}
+        for run in [run for run, node in self._node_of.items() if node in lost]:
+            self._count_stop(run, now_ms)
+        return facts
+
+    def _count_stop(self, run: RunId, now_ms: int) -> _ActiveJob:
+        job = self._release(run, now_ms)
+        if not job.running:
+            job.preemptions += 1
+            self._preemptions += 1
+            job.started_ms = -1
+        return job
+
+    def _release(self, run: RunId, now_ms: int) -> _ActiveJob:
         job = self._active[self._job_of.pop(run)]
+        if self._provider is not None:
+            self._provider.run_ended(self._node_of.pop(run), now_ms)
         _, member, _ = parse_run_id(run)
         for resource, amount in job.arrival.spec.task_of(member).request.items():
             self._used[resource] -= amount
@@ -190,19 +229,15 @@ class Simulation:
     def _end_run(self, run: RunId, now_ms: int) -> list[Fact]:
         if run not in self._job_of:
             return []  # it was stopped earlier
-        job = self._release(run)
+        job = self._release(run, now_ms)
         if not job.running:
             self._outcomes.append(_outcome(job, now_ms))
             del self._active[job.arrival.id]
         return [RunObserved(run, "succeeded", now_ms, 0)]
 
     def _stop_run(self, run: RunId, now_ms: int) -> None:
-        job = self._release(run)
-        started_ms = job.started_ms
-        if not job.running:
-            job.preemptions += 1
-            self._preemptions += 1
-            job.started_ms = -1
+        started_ms = self._active[self._job_of[run]].started_ms
+        job = self._count_stop(run, now_ms)
         self._step(now_ms, [RunObserved(run, "stopped", now_ms, 143)])
         if job.arrival.id not in self._controller.cluster.jobs and job.arrival.id in self._active:
             job.started_ms = started_ms  # the stop ended the job, for example after an overrun

@@ -18,6 +18,7 @@ from hodei.engine.nodes import Nodes, Table
 from hodei.model.ids import JobId, NodeName
 from hodei.model.resources import CPU, GPU, Resources
 from hodei.plugins.fragmentation import Fragments, Shape, typical_workload
+from hodei.sim.provider import CapacityUse
 from hodei.sim.traces import Workload
 
 # From the head of the queue, backfilled ahead of a start reservation, or on capacity that no start reservation needs.
@@ -64,7 +65,8 @@ class Sample(Struct, frozen=True):
 
 
 class Result(Struct):
-    """One workload under one policy. `seconds`: CPU time of the simulator. `capacity`: the total of all nodes."""
+    """One workload under one policy. `seconds`: CPU time of the simulator. `capacity`: the total of all nodes.
+    `nodes_used`: of nodes that were ordered."""
 
     policy: str
     workload: str
@@ -74,6 +76,7 @@ class Result(Struct):
     seconds: float = 0.0
     unplaced: int = 0
     start_reservations_broken: int = 0
+    nodes_used: CapacityUse | None = None
 
 
 SHORT_RUN_MS = 10_000
