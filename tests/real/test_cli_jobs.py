@@ -22,11 +22,11 @@ QUICK_RETRIES = '[scheduling.retry]\nbase = "200ms"\nfactor = 2\njitter = 0.0\n'
 
 def test_hodei_run_behaves_like_a_local_command(installation: Installation, tmp_path: Path) -> None:
     installation.up()
-    said = installation.hodei("run", "--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
-    assert (said.code, said.out) == (3, "to stdout\n")
-    assert said.err.splitlines()[0] == "to stderr"
+    result = installation.hodei("run", "--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
+    assert (result.code, result.out) == (3, "to stdout\n")
+    assert result.err.splitlines()[0] == "to stderr"
     assert installation.hodei("run", "--", "sh", "-c", "kill -TERM $$").code == 128 + 15
-    assert installation.hodei("run", "--", "printf", "no end of line").out == "no end of line"
+    assert installation.hodei("run", "--", "printf", "no newline").out == "no newline"
     assert installation.hodei("run", "--", "/no/such/program").code == 127
     big = installation.hodei("run", "--", "sh", "-c", "seq 200000; seq 100000 >&2")
     assert big.code == 0
@@ -52,7 +52,7 @@ def test_submit_takes_files_with_several_documents_and_stdin(installation: Insta
     assert again[0] == again[1]
 
 
-def test_lists_come_in_every_format(installation: Installation) -> None:
+def test_jobs_are_listed_in_every_format(installation: Installation) -> None:
     installation.up()
     ids = [installation.submit("true", name=f"job-{number}", labels={"part": str(number)}) for number in range(3)]
     installation.ended(*ids)
@@ -77,7 +77,7 @@ def test_lists_come_in_every_format(installation: Installation) -> None:
     assert kinds == ["job.submitted", "job.scheduled", "job.started", "run.ended", "job.ended"]
 
 
-def test_what_job_show_prints_as_yaml_can_be_submitted_again(installation: Installation, tmp_path: Path) -> None:
+def test_the_yaml_of_job_show_can_be_submitted_again(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     first = installation.submit("sh", "-c", "exit 4", labels={"team": "a"}, env={"A": "b"}, priority="high", retries=0)
     installation.ended(first)
@@ -88,13 +88,13 @@ def test_what_job_show_prints_as_yaml_can_be_submitted_again(installation: Insta
 
 def test_logs_are_followed_while_a_slow_job_writes(installation: Installation, tmp_path: Path) -> None:
     installation.up()
-    # After each line the job waits for the test, so a line that is seen was seen while the job was still at it.
+    # After each line the job waits for the test, so each line is seen while the job still runs.
     script = f"for n in 1 2 3; do echo line $n; while [ ! -e {tmp_path}/$n ]; do sleep 0.02; done; done; echo bye >&2"
     id = installation.submit("sh", "-c", script)
     follower = installation.begin("logs", "-f", str(id))
     assert follower.stdout is not None
     for number in (1, 2, 3):
-        assert select.select([follower.stdout], [], [], DEADLINE_S)[0], f"line {number} has not come"
+        assert select.select([follower.stdout], [], [], DEADLINE_S)[0], f"line {number} was not written"
         assert follower.stdout.readline() == f"line {number}\n".encode()
         assert installation.state(id) == "running"
         (tmp_path / str(number)).touch()
@@ -117,7 +117,7 @@ def test_wait_ends_at_its_timeout(installation: Installation) -> None:
     assert installation.hodei("wait", "999").code == 3
 
 
-def test_cancel_ends_a_waiting_job_and_the_whole_process_group_of_a_running_one(
+def test_cancel_ends_a_pending_job_and_the_whole_process_group_of_a_running_one(
     installation: Installation, tmp_path: Path
 ) -> None:
     installation.configure(TINY).up()
@@ -131,7 +131,7 @@ def test_cancel_ends_a_waiting_job_and_the_whole_process_group_of_a_running_one(
     first, second = installation.ended(waiting, running)
     assert (first.job.state, first.job.reason, first.runs) == ("cancelled", "not needed", [])
     assert (second.job.state, second.runs[0].state) == ("cancelled", "stopped")
-    until(lambda: not any(map(alive, group)), "the whole group is gone")
+    until(lambda: not any(map(alive, group)), "the whole group has exited")
     assert installation.hodei("cancel", str(running)).code == 8
 
 
@@ -148,7 +148,7 @@ def test_a_job_that_ignores_term_is_killed_after_its_grace_period(installation: 
     assert not alive(pid)
 
 
-def test_a_held_job_waits_until_it_is_released(installation: Installation) -> None:
+def test_a_held_job_does_not_start_until_it_is_released(installation: Installation) -> None:
     installation.configure(TINY).up()
     first = installation.submit("sleep", "600", cpu=1)
     second = installation.submit("true", cpu=1)
@@ -156,7 +156,7 @@ def test_a_held_job_waits_until_it_is_released(installation: Installation) -> No
     installation.ok("hold", str(second))
     installation.ok("cancel", str(first))
     installation.ended(first)
-    installation.works()  # the loop has gone round since, and there is room
+    installation.works()  # another job has been scheduled meanwhile, so the held one could have been too
     assert installation.state(second) == "held"
     assert installation.ok("why", str(second), "-o", "json").json["status"] == "held"
     installation.ok("release", str(second))
@@ -164,7 +164,7 @@ def test_a_held_job_waits_until_it_is_released(installation: Installation) -> No
     assert installation.hodei("release", str(second)).code == 8
 
 
-def test_an_ended_job_can_be_queued_again(installation: Installation, tmp_path: Path) -> None:
+def test_an_ended_job_can_be_requeued(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     id = installation.submit("sh", "-c", f"echo $HODEI_ATTEMPT | tee -a {tmp_path}/tries; test $HODEI_ATTEMPT = 2")
     assert installation.ended(id)[0].job.state == "failed"
@@ -176,9 +176,9 @@ def test_an_ended_job_can_be_queued_again(installation: Installation, tmp_path: 
     assert [installation.ok("logs", str(id), "--attempt", str(n)).out for n in (1, 2)] == ["1\n", "2\n"]
 
 
-def test_a_running_job_that_is_queued_again_is_stopped_first(installation: Installation, tmp_path: Path) -> None:
+def test_a_running_job_that_is_requeued_is_stopped_first(installation: Installation, tmp_path: Path) -> None:
     installation.up()
-    id = installation.submit("sh", "-c", f"echo $$ >>{tmp_path}/pids; test $HODEI_ATTEMPT = 2 || sleep 60")
+    id = installation.submit("sh", "-c", f"echo $$ >>{tmp_path}/pids; test $HODEI_ATTEMPT = 2 || sleep 600")
     pids_in(tmp_path / "pids", 1)
     installation.ok("requeue", str(id))
     (detail,) = installation.ended(id)
@@ -194,20 +194,20 @@ def test_retries_are_new_runs_after_growing_pauses(installation: Installation) -
     assert (detail.job.state, detail.job.exit_code, detail.job.reason_code) == ("failed", 5, "EXIT_CODE")
     assert [run.attempt for run in detail.runs] == [1, 2, 3]
     at = [int(installation.log_of(id, attempt=attempt)) / 1e9 for attempt in (1, 2, 3)]
-    assert 0.2 <= at[1] - at[0] < 2
-    assert 0.4 <= at[2] - at[1] < 2
-    healed = installation.submit("sh", "-c", "test $HODEI_ATTEMPT = 2", retries=5)
-    assert [run.exit_code for run in installation.ended(healed)[0].runs] == [1, 0]
+    assert at[1] - at[0] >= 0.2
+    assert at[2] - at[1] >= 0.4
+    succeeds = installation.submit("sh", "-c", "test $HODEI_ATTEMPT = 2", retries=5)
+    assert [run.exit_code for run in installation.ended(succeeds)[0].runs] == [1, 0]
     never = installation.submit("false", retries=3, restart="never")
     assert len(installation.ended(never)[0].runs) == 1
 
 
 def test_a_timeout_holds_while_the_server_is_down(installation: Installation, tmp_path: Path) -> None:
     installation.up()
-    id = installation.submit("sh", "-c", f"echo $$ >{tmp_path}/pids; sleep 600", timeout="1s", grace="1s")
+    id = installation.submit("sh", "-c", f"echo $$ >{tmp_path}/pids; sleep 600", timeout="3s", grace="1s")
     (pid,) = pids_in(tmp_path / "pids", 1)
     installation.kill()
-    until(lambda: not alive(pid), "the job is gone though no server is there")
+    until(lambda: not alive(pid), "the job is stopped although no server runs")
     installation.up()
     (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.reason_code) == ("failed", "TIMEOUT")
@@ -217,7 +217,7 @@ def test_a_job_over_its_memory_limit_ends_as_oom(installation: Installation) -> 
     installation.up()
     limits = {check["name"]: check["found"] for check in installation.ok("doctor", "-o", "json").json}
     if "cgroup" not in limits.get("limits: memory", ""):
-        pytest.skip("no memory cgroup here: a limit shows as the program's own failure")
+        pytest.skip("no memory cgroup is writable here, so that a limit is not reported as such")
     hungry = "x = []\nwhile True: x.append(bytearray(1 << 20))"
     id = installation.submit("python3", "-c", hungry, limits={"memory": "48Mi"}, memory="48Mi")
     (detail,) = installation.ended(id)
@@ -226,7 +226,7 @@ def test_a_job_over_its_memory_limit_ends_as_oom(installation: Installation) -> 
     installation.works()
 
 
-def test_the_environment_is_exactly_what_was_asked_for(installation: Installation, tmp_path: Path) -> None:
+def test_the_environment_is_exactly_as_requested(installation: Installation, tmp_path: Path) -> None:
     installation.up(env={"SECRET_OF_THE_SERVER": "1", "HODEI_TOKEN": "1"})
     awkward = {"PLAIN": "1", "SPACES": " a  b ", "QUOTES": "\"'`$(id)\\", "LINES": "a\nb", "EMPTY": "", "PWD": "/odd"}
     id = installation.submit("env", "-0", env=awkward, workdir="/")
@@ -245,22 +245,22 @@ def test_the_environment_is_exactly_what_was_asked_for(installation: Installatio
     assert os.environ["PATH"] == env["PATH"]
 
 
-def test_the_members_of_a_gang_get_their_rank(installation: Installation) -> None:
+def test_the_members_of_a_gang_get_their_ranks(installation: Installation) -> None:
     installation.up()
-    whole = {
+    document = {
         "apiVersion": "hodei/v1", "kind": "Job", "metadata": {"name": "gang"},
         "spec": {"tasks": [
             {"name": "lead", "command": "echo $HODEI_TASK $HODEI_RANK of $HODEI_WORLD_SIZE",
              "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}}},
-            {"name": "hand", "count": 3, "command": "echo $HODEI_TASK $HODEI_RANK of $HODEI_WORLD_SIZE",
+            {"name": "worker", "count": 3, "command": "echo $HODEI_TASK $HODEI_RANK of $HODEI_WORLD_SIZE",
              "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}}},
         ]},
     }  # fmt: skip
-    id = int(installation.ok("submit", "-q", "-", input=json.dumps(whole)).out)
+    id = int(installation.ok("submit", "-q", "-", input=json.dumps(document)).out)
     (detail,) = installation.ended(id)
     assert (detail.job.state, len(detail.runs)) == ("succeeded", 4)
-    said = [installation.ok("logs", str(id), "--member", str(member)).out.strip() for member in range(4)]
-    assert said == ["lead 0 of 4", "hand 1 of 4", "hand 2 of 4", "hand 3 of 4"]
+    outputs = [installation.ok("logs", str(id), "--member", str(member)).out for member in range(4)]
+    assert outputs == ["lead 0 of 4\n", "worker 1 of 4\n", "worker 2 of 4\n", "worker 3 of 4\n"]
 
 
 def test_the_first_failure_in_a_gang_stops_the_others(installation: Installation, tmp_path: Path) -> None:
@@ -270,4 +270,4 @@ def test_the_first_failure_in_a_gang_stops_the_others(installation: Installation
     (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.exit_code) == ("failed", 6)
     assert sorted(run.state for run in detail.runs) == ["failed", "stopped", "stopped"]
-    until(lambda: not any(map(alive, pids_in(tmp_path / "pids", 2))), "all members are gone")
+    until(lambda: not any(map(alive, pids_in(tmp_path / "pids", 2))), "all members have exited")
