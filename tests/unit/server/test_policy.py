@@ -8,7 +8,7 @@ import pytest
 from starlette.routing import Route as StarletteRoute
 
 from hodei.server.app import Endpoint, make_app
-from hodei.server.route import ADMIN, API, PUBLIC, READ, WRITE, Policy
+from hodei.server.route import ADMIN, API, ENROLMENT, NODE, PUBLIC, READ, WRITE, Policy
 from hodei.server.routes import route_table
 
 TABLE = route_table()
@@ -67,8 +67,13 @@ def test_each_role_can_do_what_the_policy_allows_and_no_more(call, route):
 def test_changes_need_write_rights_and_changes_of_nodes_admin_rights():
     for route in TABLE:
         if route.method != "GET" and not route.path.endswith(("/plan", "/whatif")):
-            assert route.policy in (WRITE, ADMIN)
+            assert route.policy in (WRITE, ADMIN, ENROLMENT, NODE)
     assert all(route.policy is ADMIN for route in TABLE if "/nodes" in route.path and route.method != "GET")
+
+
+def test_routes_of_agents_are_open_to_no_role():
+    own = {route.path.removeprefix(API): route.policy for route in TABLE if route.policy in (ENROLMENT, NODE)}
+    assert own == {"/agent/enrol": ENROLMENT, "/agent/exchange": NODE, "/agent/rotate": NODE}
 
 
 @pytest.mark.parametrize("name", ["livez", "readyz", "metrics", "health", "openapi.json"])
