@@ -10,7 +10,6 @@ import secrets
 import sys
 from pathlib import Path
 
-from hodei import __version__
 from hodei.agent.credentials import (
     CREDENTIAL_PREFIX,
     ENROLMENT_PREFIX,
@@ -23,7 +22,7 @@ from hodei.agent.credentials import (
 )
 from hodei.agent.facts import host_facts
 from hodei.agent.https import BadUrl, Unreachable, server_address
-from hodei.agent.outbound import Dialer, Refused, enrol
+from hodei.agent.outbound import Dialer, Refused, __version__, enrol
 
 TOKEN_VARIABLE = "HODEI_ENROL_TOKEN"
 PENDING_FILE = "joining.json"

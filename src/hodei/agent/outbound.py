@@ -15,7 +15,6 @@ import secrets
 import sys
 from typing import Any
 
-from hodei import __version__
 from hodei.agent import proc
 from hodei.agent.channel import Batch, Channel, ChannelBroken
 from hodei.agent.clock import ServerClock
@@ -23,6 +22,8 @@ from hodei.agent.credentials import CREDENTIAL_PREFIX, Joined, digest_of, new_se
 from hodei.agent.https import Address, Answer, HttpConnection, Unreachable
 from hodei.agent.service import Connection, Service
 
+# Not imported: the agent imports nothing of the package around it.
+__version__: str = sys.modules["hodei"].__version__
 PROTOCOL = 1
 API = "/api/v1/agent"
 HOLD_MS = 50_000
