@@ -7,6 +7,7 @@ fact: one that does not apply any more (a late observation, a second cancel) cha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -220,57 +221,41 @@ class Controller:
             yield from requeue_displaced(self, now_ms)
 
     def _learn(self, fact: Fact, now_ms: int) -> None:
-        cluster = self.cluster
-        cluster.actor = fact.by
-        match fact:
-            case JobSubmitted(job=job):
-                job = self.profile_router.route(job)
-                if job.spec.after.of:
-                    job = self.dependencies.submitted(job, fact.dependency_statuses)
-                cluster.add_job(job, new=True)
-                cluster.actor = job.spec.user
-                cluster.emit("job.submitted", now_ms, job=job.id, name=job.spec.name, project=job.spec.project)
-                if job.state == "pending":
-                    self._enqueue(job, now_ms)
-            case RunObserved():
-                run = cluster.run(fact.run)
-                if run is not None:
-                    self._lifecycle.observe(run, fact, now_ms)
-            case StopWithdrawn(run=id):
-                self.preemption.withdrawals.order_dropped(id)
-            case DataAppeared(what=what):
-                self.dependencies.data_appeared(what)
-            case _ if isinstance(fact, COMMANDS):
-                self._commands.apply(fact, now_ms)
-            case GangSplit():
-                self._split_gang(fact, now_ms)
-            case _ if isinstance(fact, NODE_FACTS):
-                self._node_events.apply(fact, now_ms)
-            case BackendReported():
-                self.gate.unreached.reported(fact)
-                cluster.wake("node_changed")  # the reasons of pending jobs may name it
-            case StartsForecast(starts=starts):
-                cluster.availability.forecasts = starts
-            case JobRestored(job=job, runs=runs):
-                self.dependencies.restored(job, fact.dependency_statuses)
-                self._restore(job, runs, now_ms)
-            case OverridesRestored(overrides=overrides):
-                cluster.put_overrides(overrides, new=False)
-            case ReservationMade():
-                self.reservations.made(fact.reservation, now_ms, restored=fact.restored)
-            case ReservationDeleted():
-                self.reservations.deleted(fact.name, fact.by, now_ms)
-            case EventNoted():
-                cluster.emit(fact.kind, now_ms, job=fact.job, **fact.detail)
-            case UsageRestored(rows=rows):
-                self.accounts.restore(rows)
-            case HistoryRestored(samples=many):
-                for each in many:
-                    self._learn_runtime(each)
-            case Reconfigured():
-                reconfigure(self, fact, now_ms)
-            case _:
-                raise TypeError(f"unknown fact {fact!r}")
+        self.cluster.actor = fact.by
+        handler = _HANDLERS.get(type(fact))
+        if handler is None:
+            raise TypeError(f"unknown fact {fact!r}")
+        handler(self, fact, now_ms)
+
+    def _submit(self, fact: JobSubmitted, now_ms: int) -> None:
+        cluster, job = self.cluster, self.profile_router.route(fact.job)
+        if job.spec.after.of:
+            job = self.dependencies.submitted(job, fact.dependency_statuses)
+        cluster.add_job(job, new=True)
+        cluster.actor = job.spec.user
+        cluster.emit("job.submitted", now_ms, job=job.id, name=job.spec.name, project=job.spec.project)
+        if job.state == "pending":
+            self._enqueue(job, now_ms)
+
+    def _observe(self, fact: RunObserved, now_ms: int) -> None:
+        run = self.cluster.run(fact.run)
+        if run is not None:
+            self._lifecycle.observe(run, fact, now_ms)
+
+    def _backend_reported(self, fact: BackendReported, now_ms: int) -> None:
+        self.gate.unreached.reported(fact)
+        self.cluster.wake("node_changed")  # the reasons of pending jobs may name it
+
+    def _set_forecasts(self, fact: StartsForecast, now_ms: int) -> None:
+        self.cluster.availability.forecasts = fact.starts
+
+    def _restore_job(self, fact: JobRestored, now_ms: int) -> None:
+        self.dependencies.restored(fact.job, fact.dependency_statuses)
+        self._restore(fact.job, fact.runs, now_ms)
+
+    def _restore_history(self, fact: HistoryRestored, now_ms: int) -> None:
+        for sample in fact.samples:
+            self._learn_runtime(sample)
 
     def _split_gang(self, fact: GangSplit, now_ms: int) -> None:
         job = self.cluster.jobs.get(fact.job)
@@ -598,3 +583,26 @@ class Controller:
         if gang.is_joining or any(gang.extra) or job.spec.gang.per_node:
             self.gangs.update(job, now_ms)
         self.cluster.wake("run_placed")
+
+
+_HANDLERS: dict[type[Fact], Callable[[Controller, Any, int], None]] = {
+    JobSubmitted: Controller._submit,
+    RunObserved: Controller._observe,
+    **dict.fromkeys(COMMANDS, lambda self, fact, now_ms: self._commands.apply(fact, now_ms)),
+    **dict.fromkeys(NODE_FACTS, lambda self, fact, now_ms: self._node_events.apply(fact, now_ms)),
+    GangSplit: Controller._split_gang,
+    StopWithdrawn: lambda self, fact, now_ms: self.preemption.withdrawals.order_dropped(fact.run),
+    DataAppeared: lambda self, fact, now_ms: self.dependencies.data_appeared(fact.what),
+    BackendReported: Controller._backend_reported,
+    StartsForecast: Controller._set_forecasts,
+    JobRestored: Controller._restore_job,
+    OverridesRestored: lambda self, fact, now_ms: self.cluster.put_overrides(fact.overrides, new=False),
+    ReservationMade: lambda self, fact, now_ms: self.reservations.made(
+        fact.reservation, now_ms, restored=fact.restored
+    ),
+    ReservationDeleted: lambda self, fact, now_ms: self.reservations.deleted(fact.name, fact.by, now_ms),
+    EventNoted: lambda self, fact, now_ms: self.cluster.emit(fact.kind, now_ms, job=fact.job, **fact.detail),
+    UsageRestored: lambda self, fact, now_ms: self.accounts.restore(fact.rows),
+    HistoryRestored: Controller._restore_history,
+    Reconfigured: reconfigure,
+}

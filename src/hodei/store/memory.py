@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 from msgspec import structs
 
@@ -24,6 +24,8 @@ from hodei.model.node import NodeOverrides
 from hodei.model.reservation import Reservation
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened
 from hodei.store.batch import Batch, keep_decision, keep_spec, sort_saves
+
+T = TypeVar("T")
 
 _DAY_MS = 86_400_000
 
@@ -96,24 +98,16 @@ class MemoryStore:
                 insort(memory.events, event, key=_seq)
                 insort(memory.events_of.setdefault(event.job, []), event, key=_seq)
             for overrides in batch.overrides.values():
-                memory.overrides.pop(overrides.node, None)
-                if not overrides.empty:
-                    memory.overrides[overrides.node] = overrides
+                _replace(memory.overrides, overrides.node, None if overrides.empty else overrides)
             for kept in batch.periodics.values():
-                memory.periodics.pop(kept.periodic.name, None)
-                if not kept.deleted:
-                    memory.periodics[kept.periodic.name] = kept.periodic
+                _replace(memory.periodics, kept.periodic.name, None if kept.deleted else kept.periodic)
             for entry in batch.audits:
                 memory.last_audit += 1
                 memory.audit.append(structs.replace(entry, seq=memory.last_audit))
             for saved in batch.reservations.values():
-                memory.reservations.pop(saved.reservation.name, None)
-                if not saved.deleted:
-                    memory.reservations[saved.reservation.name] = saved.reservation
+                _replace(memory.reservations, saved.reservation.name, None if saved.deleted else saved.reservation)
             for ordered in batch.node_orders.values():
-                memory.node_orders.pop(ordered.order.name, None)
-                if not ordered.deleted:
-                    memory.node_orders[ordered.order.name] = ordered.order
+                _replace(memory.node_orders, ordered.order.name, None if ordered.deleted else ordered.order)
             memory.keys.update(batch.keys)
             memory.notes.update(batch.notes)
             if batch.usage:
@@ -299,6 +293,13 @@ class MemoryStore:
 
 def _seq(event: Event) -> int:
     return event.seq
+
+
+def _replace(table: dict[str, T], key: str, value: T | None) -> None:
+    """The new value is the last one; None deletes."""
+    table.pop(key, None)
+    if value is not None:
+        table[key] = value
 
 
 def _put_job(memory: _Memory, job: Job) -> None:

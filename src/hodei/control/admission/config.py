@@ -20,7 +20,7 @@ from hodei.control.admission.routing import (
 )
 from hodei.control.lifecycle.retry import BreakerPolicy
 from hodei.model.affinity import parse_selector
-from hodei.model.config import EscalationConfig, RouteConfig, SchedulingConfig
+from hodei.model.config import EscalationConfig, ProfileConfig, RouteConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.job import PRIORITY_CLASSES
 from hodei.model.resources import parse_duration_ms
@@ -151,72 +151,90 @@ def batch_of(parallel: bool | int) -> int:
 
 def find_problems(config: SchedulingConfig, profiles: Collection[str]) -> Problems:
     """The problems of what this module reads; paths are below `scheduling`."""
-    out: Problems = []
+    checker = _Checker(config, profiles)
+    for number, route in enumerate(config.routes):
+        checker.check_route(f"routes[{number}]", route)
+    for name, profile in sorted(config.profiles.items()):
+        checker.check_profile(name, profile)
+    checker.check_server()
+    return checker.problems
 
-    def check(path: str, read: Callable[[Any], object], value: Any) -> None:
+
+class _Checker:
+    def __init__(self, config: SchedulingConfig, profiles: Collection[str]) -> None:
+        self._config, self._profiles = config, profiles
+        self.problems: Problems = []
+
+    def _check(self, path: str, read: Callable[[Any], object], value: Any) -> None:
         try:
             read(value)
         except InvalidInput as error:
-            out.append((path, f"{error.message}{'; ' + error.hint if error.hint else ''}"))
+            self.problems.append((path, f"{error.message}{'; ' + error.hint if error.hint else ''}"))
 
-    def known(path: str, name: str) -> None:
-        if name not in profiles:
-            near = did_you_mean(name, profiles)
-            out.append((path, f"there is no profile {name!r}{near}; one of: {', '.join(sorted(profiles))}"))
+    def _require(self, valid: bool, path: str, problem: str) -> None:
+        if not valid:
+            self.problems.append((path, problem))
 
-    def escalation(path: str, given: EscalationConfig) -> None:
-        check(f"{path}.relax_after", parse_duration_ms, given.relax_after)
-        check(f"{path}.promote_after", parse_duration_ms, given.promote_after)
-        check(f"{path}.promote_to", _priority, given.promote_to)
-        if given.relax_after != EscalationConfig().relax_after and not given.relax:
-            out.append((f"{path}.relax", "missing: name the rules that may be relaxed: spread, topology, backend"))
+    def _check_durations(self, path: str, table: object, *keys: str, optional: bool = False) -> None:
+        for key in keys:
+            if getattr(table, key) or not optional:
+                self._check(f"{path}{key}", parse_duration_ms, getattr(table, key))
 
-    for number, route in enumerate(config.routes):
-        if config.unavailable_profile == "hold":
-            known(f"routes[{number}].profile", route.profile)
+    def _check_profile_exists(self, path: str, name: str) -> None:
+        if name not in self._profiles:
+            known = f"{did_you_mean(name, self._profiles)}; one of: {', '.join(sorted(self._profiles))}"
+            self.problems.append((path, f"there is no profile {name!r}{known}"))
+
+    def check_route(self, path: str, route: RouteConfig) -> None:
+        if self._config.unavailable_profile == "hold":
+            self._check_profile_exists(f"{path}.profile", route.profile)
         if route.when.priority_at_least is not None:
-            check(f"routes[{number}].when.priority_at_least", _priority, route.when.priority_at_least)
-        check(f"routes[{number}].when.labels", parse_selector, route.when.labels)
-    for name, profile in sorted(config.profiles.items()):
-        if not _NAME.fullmatch(name):
-            text = "is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
-            out.append(("profiles", f"{name[:40]!a} {text}"))
-        if profile.max_pending < 1:
-            out.append((f"profiles.{name}.max_pending", f"{profile.max_pending} is below 1: no job could ever wait"))
-        out += [
-            (f"profiles.{name}.weights.{tenant}", f"{weight} is below 1: every tenant must get turns")
-            for tenant, weight in profile.weights.items()
-            if weight < 1
-        ]
-        check(f"profiles.{name}.nodes", parse_selector, profile.nodes)
-        check(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
-        for key in ("scheduling_timeout", "max_queue_time", "grace"):
-            if getattr(profile, key):
-                check(f"profiles.{name}.{key}", parse_duration_ms, getattr(profile, key))
+            self._check(f"{path}.when.priority_at_least", _priority, route.when.priority_at_least)
+        self._check(f"{path}.when.labels", parse_selector, route.when.labels)
+
+    def check_profile(self, name: str, profile: ProfileConfig) -> None:
+        path = f"profiles.{name}"
+        rule = "is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
+        self._require(_NAME.fullmatch(name) is not None, "profiles", f"{name[:40]!a} {rule}")
+        pending = f"{profile.max_pending} is below 1: no job could ever wait"
+        self._require(profile.max_pending >= 1, f"{path}.max_pending", pending)
+        for tenant, weight in profile.weights.items():
+            text = f"{weight} is below 1: every tenant must get turns"
+            self._require(weight >= 1, f"{path}.weights.{tenant}", text)
+        self._check(f"{path}.nodes", parse_selector, profile.nodes)
+        self._check_durations(f"{path}.", profile, "fallback_after")
+        self._check_durations(f"{path}.", profile, "scheduling_timeout", "max_queue_time", "grace", optional=True)
         if profile.escalation is not None:
-            escalation(f"profiles.{name}.escalation", profile.escalation)
+            self._check_escalation(f"{path}.escalation", profile.escalation)
         if profile.fallback:
-            known(f"profiles.{name}.fallback", profile.fallback)
-            if _is_cyclic(config, name):
-                out.append((f"profiles.{name}.fallback", "the fallbacks form a cycle; the last profile must have none"))
-        elif profile.fallback_after != "0s":
-            out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
-    escalation("escalation", config.escalation)
-    check("parallel_scheduling", batch_of, config.parallel_scheduling)
-    if len(set(config.fallback)) < len(config.fallback) or "" in config.fallback:
-        out.append(("fallback", "names a backend twice, or an empty one"))
-    for key in ("scheduling_timeout", "max_queue_time"):
-        check(key, parse_duration_ms, getattr(config, key))
-    for key in ("within", "pause", "max_pause"):
-        check(f"breaker.{key}", parse_duration_ms, getattr(config.breaker, key))
-    at_least_0 = (
-        ("max_losses", config.max_losses, "a lost run is not tried again"),
-        ("preemption.max_per_job", config.preemption.max_per_job, "no job is ever preempted"),
-        ("preemption.budget", config.preemption.budget, "no limit"),
-        ("breaker.rounds", config.breaker.rounds, "it never opens"),
-    )
-    out += [(path, f"{value} is below 0; 0 means: {meaning}") for path, value, meaning in at_least_0 if value < 0]
-    return out
+            self._check_profile_exists(f"{path}.fallback", profile.fallback)
+            cycle = "the fallbacks form a cycle; the last profile must have none"
+            self._require(not _is_cyclic(self._config, name), f"{path}.fallback", cycle)
+        else:
+            text = "needs a fallback: name the profile to go to"
+            self._require(profile.fallback_after == "0s", f"{path}.fallback_after", text)
+
+    def _check_escalation(self, path: str, given: EscalationConfig) -> None:
+        self._check_durations(f"{path}.", given, "relax_after", "promote_after")
+        self._check(f"{path}.promote_to", _priority, given.promote_to)
+        text = "missing: name the rules that may be relaxed: spread, topology, backend"
+        self._require(bool(given.relax) or given.relax_after == EscalationConfig().relax_after, f"{path}.relax", text)
+
+    def check_server(self) -> None:
+        config = self._config
+        self._check_escalation("escalation", config.escalation)
+        self._check("parallel_scheduling", batch_of, config.parallel_scheduling)
+        unique = len(set(config.fallback)) == len(config.fallback) and "" not in config.fallback
+        self._require(unique, "fallback", "names a backend twice, or an empty one")
+        self._check_durations("", config, "scheduling_timeout", "max_queue_time")
+        self._check_durations("breaker.", config.breaker, "within", "pause", "max_pause")
+        for path, value, meaning in (
+            ("max_losses", config.max_losses, "a lost run is not tried again"),
+            ("preemption.max_per_job", config.preemption.max_per_job, "no job is ever preempted"),
+            ("preemption.budget", config.preemption.budget, "no limit"),
+            ("breaker.rounds", config.breaker.rounds, "it never opens"),
+        ):
+            self._require(value >= 0, path, f"{value} is below 0; 0 means: {meaning}")
 
 
 def _is_cyclic(config: SchedulingConfig, name: str) -> bool:
