@@ -251,7 +251,7 @@ class ClusterState:
         """Only `ready` and `draining` nodes are in the table, and no run is placed on the latter."""
         self.nodes[node.name] = node
         if node.phase not in ("ready", "draining"):
-            self.table.remove(node.name)
+            self.table.offer(node)
             return
         if node.phase == "draining":
             node = structs.replace(node, cordoned=True)

@@ -86,6 +86,7 @@ class Table:
         self._interned: dict[Hashable, Interned] = {}
         self._scales: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._by_name: dict[NodeName, Node] = {}
+        self._offered: dict[NodeName, Node] = {}
         self._absent: dict[NodeName, list[tuple[Resources, Member | None, Grant | None]]] = {}
         self._stale = False
         for node in nodes:
@@ -94,11 +95,20 @@ class Table:
     def put(self, node: Node) -> None:
         """Add or replace a node; its usage stays."""
         if self._by_name.get(node.name) != node:
+            self._offered.pop(node.name, None)
             self._by_name[node.name] = node
             self._stale = True
 
     def remove(self, name: NodeName) -> None:
+        self._offered.pop(name, None)
         if self._by_name.pop(name, None) is not None:
+            self._stale = True
+
+    def offer(self, node: Node) -> None:
+        """A node that does not exist yet: only `at_best` has it."""
+        self._by_name.pop(node.name, None)
+        if self._offered.get(node.name) != node:
+            self._offered[node.name] = node
             self._stale = True
 
     def node(self, name: NodeName) -> Node | None:
@@ -291,10 +301,10 @@ class Table:
         return {resource: amount for resource, amount in self.node_usage[row].used.items() if amount}
 
     def idle_copy(self, *, backends_up: bool = False) -> Table:
-        """A copy with no runs and every node healthy. `backends_up`: without the nodes of backends that are down."""
+        """A copy with no runs and every node healthy, also those that can be ordered. `backends_up`: without the nodes of backends that are down."""
         return Table(
             structs.replace(node, ready=True, not_ready_reason="", not_ready_code="", cordoned=False)
-            for node in self._by_name.values()
+            for node in (*self._by_name.values(), *self._offered.values())
             if not (backends_up and node.not_ready_code)
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from hodei.control.capacity.planner import plan_capacity
 from hodei.control.controller import Controller
+from hodei.model.capacity import CapacityPlan
 from hodei.model.errors import Unavailable
 from hodei.model.facts import CapacityPlanned, Fact
 from hodei.ports import Clock
@@ -36,12 +37,7 @@ class CapacityTask:
             if not policy.enabled or not self._controller.scaling.offers_nodes:
                 continue
             try:
-                now_ms, ends = self._clock.now_ms(), time.monotonic() + _LIMIT_S
-                plan = await self._worker.run(
-                    lambda now_ms=now_ms, ends=ends: plan_capacity(
-                        self._controller, now_ms, lambda: time.monotonic() < ends
-                    )
-                )
+                plan = await self._worker.run(self._plan)
             except Unavailable as error:
                 log.warning("no capacity plan: %s", error)
                 continue
@@ -50,3 +46,7 @@ class CapacityTask:
                 continue
             if not self._controller.scaling.is_known(plan):
                 self._enqueue([CapacityPlanned(plan)])
+
+    def _plan(self) -> CapacityPlan:
+        ends_s = time.monotonic() + _LIMIT_S
+        return plan_capacity(self._controller, self._clock.now_ms(), lambda: time.monotonic() < ends_s)

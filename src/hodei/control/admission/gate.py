@@ -170,7 +170,7 @@ class Gate:
     def _describe(self, spec: JobSpec, refusal: Refusal) -> str:
         task = next((task for task in spec.tasks if task.name == refusal.task), spec.tasks[0])
         for resource, amount in task.request.items():
-            largest = self._engine.table.largest(resource)
+            largest = self._idle.largest(resource)
             if amount > largest:
                 return (
                     f"it asks for {human_amount(resource, amount)} {resource} and the largest node"

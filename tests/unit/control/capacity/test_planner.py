@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from builders import a_node
+import pytest
+
+from builders import a_job_spec, a_node
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.capacity.planner import nodes_needed, spot_overhead
 from hodei.control.capacity.scaling import CapacityPolicy, GroupPolicy
 from hodei.engine.view import gang_of
+from hodei.model.errors import InvalidInput
 from hodei.model.facts import StartsForecast
 from hodei.model.job import Checkpoint
 from hodei.model.node import Taint
@@ -144,3 +148,13 @@ def test_half_empty_nodes_are_emptied_if_others_take_their_work():
     cloud.run(10 * BOOT_MS)
     assert len(cloud.phases()) == 1
     assert {cloud.state(job) for job in (2, 3, 4)} <= {"scheduled", "running"}
+
+
+def test_a_job_is_too_large_only_if_no_node_that_could_be_ordered_takes_it():
+    cloud = Cloud(a_node("n1", 2), *some_potential(2, 16), admission=AdmissionPolicy("reject"))
+    gate = cloud.controller.gate
+    gate.check([a_job_spec(cpu="16")], {})
+    gate.check([a_job_spec(cpu="16", count=2)], {})
+    for too_large in ({"cpu": "17"}, {"cpu": "16", "count": 3}):
+        with pytest.raises(InvalidInput, match="can never run here"):
+            gate.check([a_job_spec(**too_large)], {})
