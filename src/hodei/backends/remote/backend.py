@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -50,6 +50,9 @@ ANSWER_S = 2.0
 # A start is certainly refused by the agent so long after its deadline.
 START_MARGIN_MS = 5_000
 MAX_LOCATIONS = 100_000
+# An agent that was restarted has a new session after so long.
+REOPEN_S = 3.0
+T = TypeVar("T")
 NOT_REACHED_RUN, START_FAILED = "not_reached", "start_failed"
 
 CAPABILITIES = Capabilities(
@@ -579,18 +582,35 @@ class AgentBackend(BaseBackend):
 
     # Reading
 
+    async def _link(self, node: AgentNode) -> Link:
+        """Waits a moment for a session that is just being opened again."""
+        deadline_s = self._now_s() + REOPEN_S
+        while not node.ready and self._now_s() < min(deadline_s, node.silent_since_s + 2 * REOPEN_S):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return node.link
+
+    async def _read(self, node: AgentNode, call: Callable[[Link], Awaitable[T]]) -> T:
+        """Once more if the session ends meanwhile: reading changes nothing."""
+        link = await self._link(node)
+        try:
+            return await call(link)
+        except BackendError:
+            if not link.closed.is_set():
+                raise
+            return await call(await self._link(node))
+
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         node = self._nodes.get(self._location.get(run, ""))
         if node is None or run not in node.known:
             raise NotFound(f"run {run} does not run", hint="commands need a running run")
-        return await execute(node.link, run, command, timeout_ms)
+        return await execute(await self._link(node), run, command, timeout_ms)
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         node = self._nodes.get(self._location.get(run, ""))
         if node is not None:
             if run in node.starts and not node.starts[run].sent:
                 return b"", offset
-            return await read_log(node.link, run, stream, offset, limit)
+            return await self._read(node, lambda link: read_log(link, run, stream, offset, limit))
         # Of an earlier server: one of the nodes has it.
         ready = [node for node in self._nodes.values() if node.ready]
         answers = await asyncio.gather(

@@ -26,6 +26,7 @@ PROTOCOL = 1
 MAX_HOLD_MS = 50_000
 # Without a request for so long beyond its hold, an agent may be replaced by one from another place.
 GRACE_S = 15.0
+REPEATED_S = 3600.0
 ROTATE_AFTER_MS = 30 * 86_400_000
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"(\d+)\.(\d+)\.")
@@ -36,6 +37,13 @@ class SessionOver(Conflict):
     """The agent has to open a new session."""
 
     code = "SESSION_OVER"
+
+
+class CredentialCopied(Conflict):
+    """A second agent uses the credential of a node. `first`: this was not seen lately."""
+
+    code = "NODE_IN_USE"
+    first = False
 
 
 class Hello(Struct, frozen=True):
@@ -279,16 +287,17 @@ class AgentHub:
 
     def _refuse_copy(self, node: JoinedNode, hello: Hello) -> None:
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._refused_at_s.get(node.name, -3600) >= 3600:
-            # It keeps trying: one event an hour says enough.
+        refusal = CredentialCopied(
+            f"another agent is connected as node {node.name}",
+            hint="if this is a copy of its home, join again with a token of its own; else wait a minute",
+        )
+        # It keeps trying: one event an hour says enough.
+        refusal.first = now_s - self._refused_at_s.get(node.name, -REPEATED_S) >= REPEATED_S
+        if refusal.first:
             self._refused_at_s[node.name] = now_s
             log.error("a second agent uses the credential of node %s and is refused", node.name)
             self.event("node.credential_copied", {"node": node.name, "backend": node.backend, "place": hello.place})
-        raise Conflict(
-            f"another agent is connected as node {node.name}",
-            hint="if this is a copy of its home, join again with a token of its own; else wait a minute",
-            code="NODE_IN_USE",
-        )
+        raise refusal
 
     def enrolled(self, node: JoinedNode) -> None:
         """A session of an earlier credential ends."""

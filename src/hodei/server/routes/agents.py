@@ -19,9 +19,11 @@ from hodei.api.agents import (
     TokenRequest,
     TokenView,
 )
-from hodei.backends.remote.hub import AgentHub, AgentSession, Exchange, Exchanged, SessionOver
+from hodei.backends.remote.hub import AgentHub, AgentSession, CredentialCopied, Exchange, Exchanged, SessionOver
 from hodei.backends.remote.registry import EnrolmentToken, JoinedNode
 from hodei.jobfile.render import iso
+from hodei.model.audit import AuditEntry
+from hodei.model.effects import SaveAudit
 from hodei.model.resources import format_duration, parse_duration_ms
 from hodei.server.auth import bearer_token
 from hodei.server.errors import reply_to
@@ -42,7 +44,14 @@ _encode = msgspec.json.Encoder().encode
 async def exchange(call: Call) -> Exchanged | HangingExchange:
     hub, request = call.shared.agents, _exchange.decode(call.body)
     secret = bearer_token(call.scope)
-    session = await hub.exchange(hub.registry.find_node(secret), secret, request)
+    try:
+        session = await hub.exchange(hub.registry.find_node(secret), secret, request)
+    except CredentialCopied as error:
+        if error.first:
+            remote = str((call.scope.get("client") or ("",))[0])
+            row = AuditEntry(call.shared.now_ms(), call.who.name, "", "agent.connect", "", error.code, remote=remote)
+            await call.service.save(SaveAudit(row))
+        raise
     if not request.hold_ms:
         return hub.answer(session, with_messages=False)
     return HangingExchange(call, hub, session, min(request.hold_ms, hub.hold_ms(session.node)) / 1000)
