@@ -1,24 +1,34 @@
 """The slow path of parsing: walk a document along its types and find every mistake.
 
 It also converts camelCase keys to snake_case (and the reverse inside Kubernetes' blocks), so that msgspec can decode the
-result. It descends only where a type leads, so deep or large junk costs nothing.
+result. Mistaken values are left out or replaced, so that the rest can be checked further. It descends only where a type
+leads, so deep or large junk costs nothing.
+
+Besides types and ranges it applies the function `parse` of a type's metadata: `Annotated[str, Meta(extra={"parse": ...})]`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from sys import float_info
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-from hodei.jobfile.values import Problems, did_you_mean, safe_repr
+from hodei.jobfile.values import Problems, did_you_mean, error_text, safe_repr
 from hodei.model.errors import InvalidInput
 
 MAX_PROBLEMS = 50
 _KEY = re.compile(r"[A-Za-z0-9_./-]{1,64}")
+
+
+# Whole numbers of types without limits of their own: what stores, JSON readers and clocks can hold.
+MAX_INTEGER = 2**63 - 1
+# A value with a mistake, which has been reported.
+_WRONG: Any = object()
 
 
 class _TooManyProblems(Exception):
@@ -26,11 +36,14 @@ class _TooManyProblems(Exception):
 
 
 def convert(data: object, form: type, at: str, problems: Problems) -> Any:
-    """`data` as a `form`; mistakes are added to `problems`, up to MAX_PROBLEMS. None if it cannot be converted."""
+    """`data` as a `form`; mistakes are added to `problems`, up to MAX_PROBLEMS. Mistaken values have their default, or any
+    valid value if there is none: the result is for finding more mistakes. None if it cannot be converted at all."""
     try:
         checked = _walk(data, _type_of(form), at.rstrip("."), problems)
     except _TooManyProblems:
-        checked = None
+        return None
+    if checked is _WRONG:
+        return None
     try:
         return msgspec.convert(checked, form)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -46,6 +59,21 @@ def refuse(problems: Problems, what: str = "the job") -> InvalidInput:
     first = f"{path}: {text}" if path else text
     message = first if len(clean) == 1 else f"{len(clean)} problems in {what}; the first is {first}"
     return InvalidInput(message, problems=clean)
+
+
+def new_problems(found: Problems, known: Problems) -> Problems:
+    """Without those that a known problem may have caused: at its path, or above or below it."""
+    paths = [path for path, _ in known]
+    return [
+        (path, text)
+        for path, text in found
+        if not any(is_within(path, other) or is_within(other, path) for other in paths)
+    ]
+
+
+def is_within(path: str, other: str) -> bool:
+    """Whether `path` is `other` or below it."""
+    return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
 def spelling_variants(key: str) -> set[str]:
@@ -68,25 +96,38 @@ def _spellings(form: type) -> dict[str, str]:
 
 
 def _walk(data: Any, kind: inspect.Type, at: str, problems: Problems) -> Any:
-    choices = [choice for choice in _choices(kind) if _matches(data, choice)]
-    if not choices:
+    """The value for msgspec, or _WRONG."""
+    members = [member for member in _members(kind) if _matches(data, member[0])]
+    if not members:
         return _wrong(problems, at, _expected(data, kind))
-    choice = choices[0]
+    choice, parse = members[0]
     if isinstance(choice, inspect.StructType):
-        structs = [one for one in choices if isinstance(one, inspect.StructType)]
-        return _walk_struct(data, structs, at, problems)
-    if isinstance(choice, inspect.ListType | inspect.VarTupleType):
-        _check_length(len(data), choice, "entries", at, problems)
-        limit = choice.max_length or len(data)
-        return [_walk(item, choice.item_type, f"{at}[{i}]", problems) for i, item in enumerate(data[:limit])]
-    if isinstance(choice, inspect.DictType):
-        return _walk_dict(data, choice, at, problems)
-    if isinstance(choice, inspect.StrType):
-        _check_length(len(data), choice, "characters", at, problems)
+        structs = [one for one, _ in members if isinstance(one, inspect.StructType)]
+        out = _walk_struct(data, structs, at, problems)
+    elif isinstance(choice, inspect.ListType | inspect.VarTupleType):
+        out = _walk_list(data, choice, at, problems)
+    elif isinstance(choice, inspect.DictType):
+        out = _walk_dict(data, choice, at, problems)
+    elif isinstance(choice, inspect.StrType):
+        out = data if _check_length(len(data), choice, "characters", at, problems) else _WRONG
     elif isinstance(choice, inspect.IntType | inspect.FloatType):
-        _check_range(data, choice, at, problems)
-        return int(data) if isinstance(choice, inspect.IntType) else data
-    return data
+        out = _walk_number(data, choice, at, problems)
+    else:
+        out = data
+    if out is _WRONG or out is None or parse is None or _parses(out, parse, at, problems):
+        return out
+    return _WRONG
+
+
+def _parses(data: Any, parse: Callable[[Any], object], at: str, problems: Problems) -> bool:
+    """Whether `parse` accepts the value. It may report problems of parts, with relative paths."""
+    try:
+        parse(data)
+    except InvalidInput as error:
+        for path, text in error.problems or (("", error_text(error)),):
+            _wrong(problems, _join(at, path) if path else at, text)
+        return False
+    return True
 
 
 def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at: str, problems: Problems) -> Any:
@@ -103,6 +144,7 @@ def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at:
         out[struct.tag_field] = tag
     known_keys = _spellings(struct.cls)
     fields = {field.encode_name: field for field in struct.fields}
+    given = set[str]()
     for key, value in data.items():
         if key == struct.tag_field:
             continue
@@ -111,14 +153,26 @@ def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at:
             guess = did_you_mean(key, fields) if isinstance(key, str) else ""
             path = _join(at, key) if isinstance(key, str) else at
             _wrong(problems, path, f"unknown key {safe_repr(key)}{guess}")
-        elif name in out:
+        elif name in given:
             _wrong(problems, _join(at, key), f"given twice, in two spellings; keep {name!r}")
         else:
-            out[name] = _walk(value, fields[name].type, _join(at, key), problems)
+            given.add(name)
+            checked = _walk(value, fields[name].type, _join(at, key), problems)
+            if checked is not _WRONG:
+                out[name] = checked
     for name, field in fields.items():
         if field.required and name not in out:
-            _wrong(problems, _join(at, name), "missing key")
+            if name not in given:
+                _wrong(problems, _join(at, name), "missing key")
+            out[name] = _stand_in(field.type)
     return out
+
+
+def _walk_list(data: Any, kind: inspect.ListType | inspect.VarTupleType, at: str, problems: Problems) -> Any:
+    if not _check_length(len(data), kind, "entries", at, problems) and not data:
+        return _WRONG
+    items = [_walk(item, kind.item_type, f"{at}[{i}]", problems) for i, item in enumerate(data[: kind.max_length])]
+    return [_stand_in(kind.item_type) if item is _WRONG else item for item in items]  # the others keep their place
 
 
 def _walk_dict(data: Mapping[Any, Any], kind: inspect.DictType, at: str, problems: Problems) -> Any:
@@ -127,19 +181,64 @@ def _walk_dict(data: Mapping[Any, Any], kind: inspect.DictType, at: str, problem
     for key, value in list(data.items())[: kind.max_length]:
         if not isinstance(key, str):
             _wrong(problems, at, f"the key {safe_repr(key)} is not a string; put it in quotes")
-        else:
-            _walk(key, kind.key_type, at, problems)
-            out[key] = _walk(value, kind.value_type, _join(at, key), problems)
+            continue
+        valid_key = _walk(key, kind.key_type, at, problems) is not _WRONG
+        checked = _walk(value, kind.value_type, _join(at, key), problems)
+        if valid_key and checked is not _WRONG:
+            out[key] = checked
     return out
+
+
+def _walk_number(data: int | float, kind: inspect.IntType | inspect.FloatType, at: str, problems: Problems) -> Any:
+    data = int(data) if isinstance(kind, inspect.IntType) else data
+    limit = MAX_INTEGER if isinstance(data, int) else float_info.max
+    low, high = -limit if kind.ge is None else kind.ge, limit if kind.le is None else kind.le
+    if not low <= data <= high:
+        return _wrong(problems, at, f"out of range: {_short(data)} is not from {_short(low)} to {_short(high)}")
+    return data
+
+
+def _short(number: float) -> str:
+    text = str(number) if isinstance(number, int) else f"{number:g}"
+    return text if len(text) <= 40 else f"{text[:20]}... ({len(text.lstrip('-'))} digits)"
+
+
+def _stand_in(kind: inspect.Type) -> Any:
+    """A valid value for a required one with a mistake, so that the rest can be checked."""
+    choice = next(choice for choice in _choices(kind) if not isinstance(choice, inspect.NoneType))
+    match choice:
+        case inspect.StructType():
+            tag = {} if choice.tag_field is None else {choice.tag_field: choice.tag}
+            return tag | {field.encode_name: _stand_in(field.type) for field in choice.fields if field.required}
+        case inspect.LiteralType():
+            return choice.values[0]
+        case inspect.IntType() | inspect.FloatType():
+            return choice.ge or 0
+        case inspect.ListType() | inspect.VarTupleType():
+            return [_stand_in(choice.item_type)] * (choice.min_length or 0)
+        case inspect.DictType():
+            return {}
+        case inspect.BoolType():
+            return False
+        case inspect.StrType():
+            return "x"
+    return None
 
 
 def _choices(kind: inspect.Type) -> list[inspect.Type]:
     """The members of a union, without metadata."""
+    return [choice for choice, _ in _members(kind)]
+
+
+def _members(
+    kind: inspect.Type, parse: Callable[[Any], object] | None = None
+) -> list[tuple[inspect.Type, Callable[[Any], object] | None]]:
+    """The members of a union, each with the function `parse` of its metadata, or of that of the union."""
     if isinstance(kind, inspect.Metadata):
-        return _choices(kind.type)
+        return _members(kind.type, (kind.extra or {}).get("parse", parse))
     if isinstance(kind, inspect.UnionType):
-        return [choice for part in kind.types for choice in _choices(part)]
-    return [kind]
+        return [member for part in kind.types for member in _members(part, parse)]
+    return [(kind, parse)]
 
 
 def _matches(data: object, kind: inspect.Type) -> bool:
@@ -214,24 +313,21 @@ def _kind_of(data: object) -> str:
     return f"a {type(data).__name__}"
 
 
-def _check_length(length: int, kind: Any, unit: str, at: str, problems: Problems) -> None:
+def _check_length(length: int, kind: Any, unit: str, at: str, problems: Problems) -> bool:
     if kind.max_length is not None and length > kind.max_length:
         _wrong(problems, at, f"too long: {length} {unit}, at most {kind.max_length}")
     elif kind.min_length is not None and length < kind.min_length:
         _wrong(problems, at, "empty; give at least one" if unit == "entries" else "empty")
+    else:
+        return True
+    return False
 
 
-def _check_range(data: int | float, kind: inspect.IntType | inspect.FloatType, at: str, problems: Problems) -> None:
-    low = kind.ge if kind.ge is not None else data
-    high = kind.le if kind.le is not None else data
-    if not low <= data <= high:
-        _wrong(problems, at, f"out of range: from {low:g} to {high:g}" if abs(high) < 2**53 else "out of range")
-
-
-def _wrong(problems: Problems, at: str, text: str) -> None:
+def _wrong(problems: Problems, at: str, text: str) -> Any:
     problems.append((at, text))
     if len(problems) >= MAX_PROBLEMS:
         raise _TooManyProblems
+    return _WRONG
 
 
 def _join(at: str, key: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hodei.jobfile import schema
-from hodei.jobfile.check import MAX_PROBLEMS, convert, refuse
+from hodei.jobfile.check import MAX_PROBLEMS, convert, new_problems, refuse
 from hodei.jobfile.schema import MAX_JOBS, FlatJob, FlatJobs, FullJob, FullJobs
 from hodei.jobfile.sections import affinity, after, array, escalation, gang, health, placement
 from hodei.jobfile.values import (
@@ -155,14 +155,13 @@ def _parse_one(data: object, now_ms: int, at: str, problems: Problems) -> JobSpe
 
 
 def _parse_slowly(data: object, form: type, now_ms: int, at: str, problems: Problems) -> JobSpec | None:
-    """The slow path: the valid part of the document is parsed too, to report wrong types and wrong values together."""
+    """The slow path: what is valid of the document is parsed too, to report wrong types and wrong values together."""
     wrong_types: Problems = []
     read = convert(data, form, at, wrong_types)
     wrong_values: Problems = []
     spec = None if read is None else _spec_of(read, now_ms, at, wrong_values)
-    known = {path for path, _ in wrong_types}
     problems += wrong_types
-    problems += [problem for problem in wrong_values if problem[0] not in known]
+    problems += new_problems(wrong_values, wrong_types)
     return spec
 
 

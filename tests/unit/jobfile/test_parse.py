@@ -298,6 +298,27 @@ def test_errors_of_the_full_form(change: dict[str, Any], path: str, text: str) -
     assert text in problems_of(full() | change)[path]
 
 
+def test_wrong_types_and_wrong_values_are_reported_together() -> None:
+    document = full() | {
+        "apiVersion": 1,
+        "metadata": {"labels": {"a": 5, "b": "c d"}},
+        "spec": {
+            "priority": 10**30,
+            "timeout": "soon",
+            "tasks": [{"command": "x", "count": "many", "resources": {"requests": {"cpu": True, "memory": "8GB"}}}, 7,
+                      {"command": "x", "name": "A b"}],
+        },
+    }  # fmt: skip
+    assert set(problems_of(document)) == {
+        "apiVersion", "metadata.name", "metadata.labels.a", "metadata.labels.b", "spec.priority", "spec.timeout",
+        "spec.tasks[0].count", "spec.tasks[0].resources.requests.cpu", "spec.tasks[0].resources.requests.memory",
+        "spec.tasks[1]", "spec.tasks[2].name",
+    }  # fmt: skip
+    assert problems_of(flat(count=10**30))["count"] == f"out of range: {10**30} is not from 1 to 100000"
+    flat_problems = problems_of(flat(cpu="lots", after={"of": 5}, timeout="x", ports=["a", 99999], env=[]))
+    assert set(flat_problems) == {"cpu", "after.of", "timeout", "ports[0]", "ports[1]", "env"}
+
+
 def test_all_errors_are_reported_at_once() -> None:
     found = problems_of(flat(nmae="x", cpu=True, memory="8GB", tolerations=["a:b"], labels={"x": "-"}, priority="hi"))
     assert set(found) == {"nmae", "cpu", "memory", "tolerations[0]", "labels.x", "priority"}
