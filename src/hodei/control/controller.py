@@ -140,7 +140,7 @@ class Controller:
         self._max_tries = max_tries
         # Gangs of queues that a new configuration has replaced.
         self.displaced: dict[JobId, Gang] = {}
-        self._retried_lapsed = False
+        self._retried_lost_reservation = False
 
     def queue_for(self, profile: Profile) -> SchedulingQueue | BackfillQueue:
         if hasattr(profile.queue, "reservation_depth"):
@@ -510,13 +510,13 @@ class Controller:
             self._bind(gang, result, plan, view.now_ms)
 
     def _end_round(self, queues: list[ProfileQueue], ticked: Collection[str], now_ms: int) -> None:
-        retried, self._retried_lapsed = self._retried_lapsed, False
+        retried, self._retried_lost_reservation = self._retried_lost_reservation, False
         for source in queues:
-            if isinstance(source.queue, BackfillQueue) and source.queue.lapsed and len(self.queues) > 1:
-                # The lapsed start reservation may be all that blocked a gang in a queue that has had its turn.
+            if isinstance(source.queue, BackfillQueue) and source.queue.reservation_lost and len(self.queues) > 1:
+                # The lost start reservation may be all that blocked a gang in a queue that has had its turn.
                 self.cluster.wake("job_ended")
-                self._retried_lapsed = not retried
-                self.cluster.unfinished |= self._retried_lapsed
+                self._retried_lost_reservation = not retried
+                self.cluster.unfinished |= self._retried_lost_reservation
             if source.name in ticked:
                 self.profile_router.ticked(source.name, source.tried, source.refused, now_ms)
 

@@ -50,7 +50,7 @@ def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
     live.queues.clear()
     live.queues.update({name: live.queue_for(profile) for name, profile in sorted(live.engine.profiles.items())})
     for name, queue in live.queues.items():
-        _keep_turns(old.get(name), queue)
+        _keep_virtual_time(old.get(name), queue)
     if any(map(needs_availability, live.queues.values())):
         live.cluster.track_availability()
     _keep_holds(live, now_ms)
@@ -80,12 +80,12 @@ def _queued(live: Controller, job: Job) -> Gang | None:
     return None if queue is None else queue.gangs.get(job.id)
 
 
-def _keep_turns(before: object, now: object) -> None:
+def _keep_virtual_time(before: object, now: object) -> None:
     """Tenants keep their turns if the queue is still of the same kind."""
     if not isinstance(before, SchedulingQueue) or not isinstance(now, SchedulingQueue) or type(before) is not type(now):
         return
     if _kind_of(before) is _kind_of(now):
-        now.copy_turns(before)
+        now.copy_virtual_time(before)
 
 
 def _kind_of(queue: SchedulingQueue) -> type:

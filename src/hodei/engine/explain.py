@@ -144,7 +144,7 @@ _INDISPENSABLE = frozenset({CPU, MEMORY, STORAGE})
 
 
 class Change(Struct, frozen=True):
-    """`fields` of the task (of the job if `whole_job`) with their new values. `cut`: how other_amount of the request is given
+    """`fields` of the task (of the job if `whole_job`) with their new values. `cut`: how much of the request is given
     up, in ten-thousandths; `amount`: the new amount, for changes that have a size."""
 
     kind: ChangeKind

@@ -1,6 +1,6 @@
-"""Interning of job specs: equal specs, and equal parts of specs, share intern object.
+"""Interning of job specs: equal specs, and equal parts of specs, share one object.
 
-A hundred thousand jobs that differ only in their id then hold a single spec. Shared values must never change in element;
+A hundred thousand jobs that differ only in their id then hold a single spec. Shared values must never change in place;
 specs and their parts are frozen. The caches are bounded, because equal jobs mostly arrive together.
 """
 
@@ -35,7 +35,7 @@ class SpecInterner:
         return found
 
     def spec(self, spec: JobSpec) -> JobSpec:
-        """An equal spec. Elements of intern array share everything except `array`."""
+        """An equal spec. Elements of one array share everything except `array`."""
         element = spec.array
         shared = spec if element is None else structs.replace(spec, array=None)
         content = _encode(shared)

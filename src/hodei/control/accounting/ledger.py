@@ -50,7 +50,7 @@ class OpenRun(Struct):
     at_ms: int
 
 
-class Kept(Struct):
+class OwnUsage(Struct):
     """The usage of one resource by ended runs of one account itself, by bucket; those before `folded` are folded."""
 
     amounts: dict[int, int]
@@ -75,15 +75,15 @@ class Line:
 
 
 class Factors(dict[int, int]):
-    """2^(place / half-life) times 2^FACTOR_BITS. By decimals, because powers of floats differ between machines."""
+    """2^(bucket / half-life) times 2^FACTOR_BITS. By decimals, because powers of floats differ between machines."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, half_life: int) -> None:
+        self._half_life = half_life
 
     def __missing__(self, place: int) -> int:
         with localcontext() as context:
             context.prec = 40
-            factor = int(Decimal(2) ** (FACTOR_BITS + Decimal(place) / self._places))
+            factor = int(Decimal(2) ** (FACTOR_BITS + Decimal(place) / self._half_life))
         self[place] = factor
         return factor
 
@@ -103,11 +103,11 @@ class Ledger:
             )
         self._bucket, self._folds = bucket_ms, folds
         self._window = window_ms // bucket_ms
-        self._places = 0 if window_ms else half_life_ms // bucket_ms
-        self._factors = Factors(max(1, self._places))
-        self._fine = self._window + 1 if self._window else _FINE * self._places
+        self._half_life = 0 if window_ms else half_life_ms // bucket_ms
+        self._factors = Factors(max(1, self._half_life))
+        self._fine = self._window + 1 if self._window else _FINE * self._half_life
         # Kept as long as it counts, so that a restored ledger reads the same.
-        self._keep = max(keep_ms // bucket_ms, self._fine, (_HALF_LIVES + 1) * self._places) + folds
+        self._keep = max(keep_ms // bucket_ms, self._fine, (_HALF_LIVES + 1) * self._half_life) + folds
         # Buckets before this one are folded, or will be before they are read; earlier still, they are dropped.
         self._boundary = 0
         self._dropped = 0
@@ -115,7 +115,7 @@ class Ledger:
         # For each path the resource maps of its prefixes and itself, so that a charge does not build paths.
         self._chains: dict[Path, tuple[dict[str, Line], ...]] = {}
         # The usage of each path itself by ended runs; open runs are opened again after a restart.
-        self._kept: dict[Path, dict[str, Kept]] = {}
+        self._own_usage: dict[Path, dict[str, OwnUsage]] = {}
         self._dirty: set[tuple[Path, str, int]] = set()
         self._open: dict[RunId, OpenRun] = {}
         self._ended_early: dict[RunId, int] = {}
@@ -170,7 +170,7 @@ class Ledger:
         for path in sorted(path for path in self._lines if len(path) == depth):
             line = self._lines[path].get(resource)
             if line is not None:
-                part, whole = self._read(self._fresh(line, now), now, now_ms)
+                part, whole = self._read(self._up_to_date(line, now), now, now_ms)
                 if part >= whole:
                     found[path] = part // whole
         return found
@@ -181,7 +181,7 @@ class Ledger:
         lines = self._lines.get(prefix, {})
         found: Resources = {}
         for name in sorted(lines):
-            line = self._fresh(lines[name], now)
+            line = self._up_to_date(lines[name], now)
             first = since - since % self._folds if since < self._boundary else since
             past = sum(amount for bucket, amount in line.amounts.items() if bucket >= first)
             used = past + self._pending(line, now_ms)
@@ -193,14 +193,14 @@ class Ledger:
         """The usage of ended runs, sorted. Open runs are opened again after `restore`."""
         return [
             self._row(path, resource, bucket * self._bucket)
-            for path, resource in sorted((path, name) for path, kept in self._kept.items() for name in kept)
-            for bucket in sorted(self._kept_of(path, resource).amounts)
+            for path, resource in sorted((path, name) for path, kept in self._own_usage.items() for name in kept)
+            for bucket in sorted(self._own_usage_of(path, resource).amounts)
         ]
 
     def take_dirty(self) -> list[UsageRow]:
         """The rows that changed since the last call, with their present amounts; 0: the row is deleted."""
         for path, resource in {(path, resource) for path, resource, _ in self._dirty}:
-            self._kept_of(path, resource)
+            self._own_usage_of(path, resource)
         taken = [self._row(*key) for key in sorted(self._dirty)]
         self._dirty.clear()
         return taken
@@ -216,8 +216,8 @@ class Ledger:
             middle = (row.start_ms + row.width_ms // 2) // self._bucket
             for lines in self._chain(row.path):
                 self._add(self._line(lines, row.resource), middle, row.amount)
-            kept = self._kept_of(row.path, row.resource)
-            bucket = self._place(middle)
+            kept = self._own_usage_of(row.path, row.resource)
+            bucket = self._folded_bucket(middle)
             kept.amounts[bucket] = kept.amounts.get(bucket, 0) + row.amount
             new = self._row(row.path, row.resource, bucket * self._bucket)
             if (new.start_ms, new.width_ms) != (row.start_ms, row.width_ms):
@@ -238,12 +238,12 @@ class Ledger:
                 run: at_ms for run, at_ms in self._ended_early.items() if at_ms >= boundary * self._bucket
             }  # fmt: skip
         for path in self._to_fold[-at_most:]:
-            for name in list(self._kept.get(path, ())):
-                if not self._kept_of(path, name).amounts:
-                    del self._kept[path][name]
+            for name in list(self._own_usage.get(path, ())):
+                if not self._own_usage_of(path, name).amounts:
+                    del self._own_usage[path][name]
             lines = self._lines[path]
             for name, line in list(lines.items()):
-                if not self._fresh(line, now).amounts and not line.rate:
+                if not self._up_to_date(line, now).amounts and not line.rate:
                     del lines[name]
         del self._to_fold[-at_most:]
         return bool(self._to_fold)
@@ -274,7 +274,7 @@ class Ledger:
         between = [(bucket, width) for bucket in range(first + 1, last)]
         return [(first, (first + 1) * width - from_ms), *between, (last, to_ms - last * width)]
 
-    def _place(self, bucket: int) -> int:
+    def _folded_bucket(self, bucket: int) -> int:
         """The bucket that holds its usage: itself, or the first of those that it is folded with."""
         return bucket - bucket % self._folds if bucket < self._boundary else bucket
 
@@ -291,8 +291,8 @@ class Ledger:
         self._weigh(line, bucket, amount)
 
     def _weigh(self, line: Line, bucket: int, amount: int) -> None:
-        if self._places:
-            era, place = divmod(bucket, self._places)
+        if self._half_life:
+            era, place = divmod(bucket, self._half_life)
             line.eras[era] = line.eras.get(era, 0) + amount * self._factors[place]
 
     def _step(self, path: Path, amounts: Resources, at_ms: int, sign: int) -> None:
@@ -323,7 +323,7 @@ class Ledger:
                 self._add(line, past, whole)
         line.settled, line.offset = bucket, 0
 
-    def _fresh(self, line: Line, now: int) -> Line:
+    def _up_to_date(self, line: Line, now: int) -> Line:
         if line.folded != self._boundary:
             self._fold_line(line)
         self._settle(line, now)
@@ -337,7 +337,7 @@ class Ledger:
         now = now_ms // self._bucket
         lines = self._lines.get(prefix, {})
         for name in sorted(lines):
-            yield name, *self._read(self._fresh(lines[name], now), now, now_ms)
+            yield name, *self._read(self._up_to_date(lines[name], now), now, now_ms)
 
     def _read(self, line: Line, now: int, now_ms: int) -> tuple[int, int]:
         """The decayed usage as a fraction."""
@@ -345,7 +345,7 @@ class Ledger:
         if self._window:
             counted = range(now - self._window + 1, max(now, line.settled) + 1)
             return pending + sum(map(line.amounts.get, counted, repeat(0))), 1
-        era, place = divmod(now, self._places)
+        era, place = divmod(now, self._half_life)
         factor = self._factors[place]
         total = pending * factor << _HALF_LIVES
         for past, weighed in line.eras.items():
@@ -362,30 +362,30 @@ class Ledger:
             self._add(line, bucket, amount)
         for bucket in [bucket for bucket in line.amounts if bucket < self._dropped]:
             del line.amounts[bucket]
-        if self._places:
-            oldest = self._dropped // self._places
+        if self._half_life:
+            oldest = self._dropped // self._half_life
             for era in [era for era in line.eras if era < oldest]:
                 del line.eras[era]
         line.folded = self._boundary
 
     def _keep_rows(self, path: Path, amounts: Resources, pieces: list[tuple[int, int]]) -> None:
         for resource, amount in amounts.items():
-            kept = self._kept_of(path, resource).amounts
+            kept = self._own_usage_of(path, resource).amounts
             for bucket, ms in pieces:
-                place = self._place(bucket)
+                place = self._folded_bucket(bucket)
                 if place >= self._dropped:
                     kept[place] = kept.get(place, 0) + amount * ms
                     self._dirty.add((path, resource, place * self._bucket))
 
-    def _kept_of(self, path: Path, resource: str) -> Kept:
+    def _own_usage_of(self, path: Path, resource: str) -> OwnUsage:
         """The usage of a path itself, folded up to the boundary."""
-        own = self._kept.setdefault(path, {})
+        own = self._own_usage.setdefault(path, {})
         kept = own.get(resource)
         if kept is None:
-            kept = own[resource] = Kept({}, self._boundary)
+            kept = own[resource] = OwnUsage({}, self._boundary)
         if kept.folded != self._boundary:
             for bucket in [bucket for bucket in kept.amounts if bucket < self._boundary]:
-                place = self._place(bucket)
+                place = self._folded_bucket(bucket)
                 if place != bucket or bucket >= kept.folded or place < self._dropped:
                     amount = kept.amounts.pop(bucket)
                     self._dirty |= {(path, resource, bucket * self._bucket), (path, resource, place * self._bucket)}
@@ -395,7 +395,7 @@ class Ledger:
         return kept
 
     def _row(self, path: Path, resource: str, start_ms: int) -> UsageRow:
-        kept = self._kept.get(path, {}).get(resource)
+        kept = self._own_usage.get(path, {}).get(resource)
         bucket, off = divmod(start_ms, self._bucket)
         amount = 0 if kept is None or off else kept.amounts.get(bucket, 0)
         folded = bucket < self._boundary and bucket % self._folds == 0

@@ -35,13 +35,13 @@ SHRINK = StopReason("member_ended", gang="shrink")
 
 
 class Repair(Struct):
-    """Missing members of a gang. Until `not_before_ms` their capacity is kept (`kept`). `fresh`: not tried yet."""
+    """Missing members of a gang. Until `not_before_ms` their capacity is kept (`kept`). `untried`: not tried yet."""
 
     gang: Gang
     since_ms: int
     not_before_ms: int = 0
     kept: list[Place] = []
-    fresh: bool = True
+    untried: bool = True
 
 
 class Gangs:
@@ -51,7 +51,7 @@ class Gangs:
         self._cluster, self._profiles, self._retry, self._per_node = cluster, profiles, retry, per_node
         self.repairs: dict[JobId, Repair] = {}
         self.growing: dict[JobId, None] = {}
-        self._fresh_growth = False
+        self._untried_growth = False
 
     def take_settings(self, other: Gangs) -> None:
         self._retry = other._retry
@@ -99,7 +99,7 @@ class Gangs:
         self.growing.pop(job.id, None)
         if absent and spec.gang.elastic and not ending:
             self.growing[job.id] = None
-            self._fresh_growth = True
+            self._untried_growth = True
         code, text = "", ""
         if missing or absent:
             code, text = "PARTIAL", f"{spec.size - len(missing) - len(absent)} of {spec.size} members run"
@@ -160,15 +160,15 @@ class Gangs:
         out = []
         for id in sorted(self.repairs):
             repair = self.repairs[id]
-            if repair.not_before_ms <= now_ms and (woken or repair.fresh):
-                repair.fresh = False
+            if repair.not_before_ms <= now_ms and (woken or repair.untried):
+                repair.untried = False
                 self._free_kept(repair)
                 out.append(repair.gang)
         return out
 
     def next_ms(self) -> int | None:
         return min(
-            (repair.not_before_ms if repair.fresh else self._deadline_ms(repair) for repair in self.repairs.values()),
+            (repair.not_before_ms if repair.untried else self._deadline_ms(repair) for repair in self.repairs.values()),
             default=None,
         )
 
@@ -181,9 +181,9 @@ class Gangs:
 
     def due_growth(self, *, woken: bool) -> list[Gang]:
         """Elastic gangs with absent members, in queue order."""
-        if not self.growing or not (woken or self._fresh_growth):
+        if not self.growing or not (woken or self._untried_growth):
             return []
-        self._fresh_growth = False
+        self._untried_growth = False
         gangs = []
         for id in self.growing:
             job = self._cluster.jobs[id]

@@ -42,7 +42,7 @@ class BackfillQueue(GangQueue):
         self._refusals: dict[JobId, Refusal] = {}
         self._needs_capacity: set[JobId] = set()
         self._freed = True  # capacity was freed: start reservations may move forward
-        self.lapsed = False  # a start reservation could not be kept in the last round
+        self.reservation_lost = False  # a start reservation could not be kept in the last round
         self._largest_version: tuple[int, ...] = ()
         self._largest: list[int] = []
         # The state for which the start of a gang was searched.
@@ -122,14 +122,14 @@ class BackfillQueue(GangQueue):
 
     def ready(self, view: View) -> Generator[Gang, None, None]:
         """Gangs to try, in order; for each the caller must call `started`, `refused` or `back_off` before the next."""
-        pending_table, self.lapsed = self._pending_table, False
+        pending_table, self.reservation_lost = self._pending_table, False
         if not pending_table.slots:
             return
         pending_table.compact()
         if self._is_settled(view):
             slots = [
                 pending_table.slots[job]
-                for job in pending_table.fresh
+                for job in pending_table.added
                 if job in pending_table.slots and self._may_try(job)
             ]
             if slots and self.queue.reservation_depth:
@@ -141,7 +141,7 @@ class BackfillQueue(GangQueue):
                 settled = yield from self._full_round(view, again=True)
             if not settled:
                 return
-        pending_table.fresh.clear()
+        pending_table.added.clear()
         self._settled = self._state(view)
 
     def begin(self, gang: Gang, view: View) -> None:
@@ -156,7 +156,7 @@ class BackfillQueue(GangQueue):
 
     def _full_round(self, view: View, *, again: bool = False) -> Generator[Gang, None, bool | None]:
         """All pending gangs: the front is tried and gets start reservations, the others backfill. Returns whether the front
-        is complete, so that no later gang belongs to it; None, once, to repeat the round: a start reservation lapsed that
+        is complete, so that no later gang belongs to it; None, once, to repeat the round: a start reservation was lost that
         had blocked gangs which were tried before."""
         availability, pending_table, depth = _availability(view), self._pending_table, self.queue.reservation_depth
         self._renew_reservations(view)
@@ -175,7 +175,7 @@ class BackfillQueue(GangQueue):
             enough = len(reserved) >= depth or len(front) - len(reserved) >= _MAX_UNRESERVED
             if enough:
                 break
-        if self.lapsed and not again:
+        if self.reservation_lost and not again:
             return None
         self._front = front
         if depth:
@@ -202,8 +202,8 @@ class BackfillQueue(GangQueue):
             return False
         if self._settled != self._state(view) or self._settled[-1] or not self._front:
             return False
-        last = pending_table.place_of(self._front[-1])
-        return all(pending_table.place_of(job) > last for job in pending_table.fresh if job in pending_table)
+        last = pending_table.order_key(self._front[-1])
+        return all(pending_table.order_key(job) > last for job in pending_table.added if job in pending_table)
 
     def _withdraw_all_but(self, kept: list[JobId], view: View) -> None:
         availability = _availability(view)
@@ -290,7 +290,7 @@ class BackfillQueue(GangQueue):
         availability, table, depth = _availability(view), self._engine.table, self.queue.reservation_depth
         kept, now = availability.start_reservations.get(gang.id), (availability.version, table.generation)
         if kept is not None and not all(node in table.row for node, _ in kept.places):
-            self._lapse(gang.id, availability)  # one of its nodes was removed
+            self._lose_reservation(gang.id, availability)  # one of its nodes was removed
             kept = None
         if (
             kept is not None
@@ -323,15 +323,15 @@ class BackfillQueue(GangQueue):
             for other in before:
                 availability.add_start_reservation(other)
             if kept is not None:
-                self._lapse(gang.id, availability)
+                self._lose_reservation(gang.id, availability)
         self._searched[gang.id] = now
         return found is not None
 
-    def _lapse(self, job: JobId, availability: AvailabilityProfile) -> None:
+    def _lose_reservation(self, job: JobId, availability: AvailabilityProfile) -> None:
         """Drop a start reservation that cannot be kept; it may have been all that blocked other gangs."""
         availability.remove_start_reservation(job)
         self._pending_table.wake_all()
-        self._freed = self.lapsed = True
+        self._freed = self.reservation_lost = True
 
     def _replaceable(self, availability: AvailabilityProfile) -> list[StartReservation]:
         """The start reservations of this queue that give way to that of the head."""

@@ -37,12 +37,12 @@ class _Kind:
 class _Group:
     """Equal gangs in queue order. `refusal`: set while parked. `rank`: of its first gang, in a multifactor queue."""
 
-    __slots__ = ("alike", "heap", "key", "kind", "rank", "refusal", "tenant")
+    __slots__ = ("heap", "key", "kind", "kind_key", "rank", "refusal", "tenant")
 
-    def __init__(self, key: Hashable, tenant: str, kind: _Kind, alike: Hashable) -> None:
+    def __init__(self, key: Hashable, tenant: str, kind: _Kind, kind_key: Hashable) -> None:
         self.key = key
         self.tenant = tenant
-        self.kind, self.alike = kind, alike
+        self.kind, self.kind_key = kind, kind_key
         self.heap: list[Order] = []
         self.refusal: Refusal | None = None
         self.rank: tuple[int, JobId] | None = None
@@ -99,11 +99,11 @@ class SchedulingQueue(GangQueue):
         self._parked_kinds: dict[Hashable, _Kind] = {}
         # By tenant: the first gangs of active groups, the virtual time, and the number of pending gangs.
         self._ready: dict[str, list[Order]] = {}
-        self._turns: dict[str, int] = {}
+        self._virtual_time: dict[str, int] = {}
         self._clock = 0
         self._pending: Counter[str] = Counter()
         # Gangs that form groups of their own, because of their labels.
-        self._apart: dict[JobId, Hashable] = {}
+        self._separated: dict[JobId, Hashable] = {}
         # All gangs in queue order, by tenant, for `position`.
         self._positions: dict[Hashable, SortedKeys[Order]] = {}
 
@@ -112,7 +112,7 @@ class SchedulingQueue(GangQueue):
         tenant = gang.tenant
         if not self._pending[tenant]:
             # A tenant that was idle joins at the present turn: turns are not saved up.
-            self._turns[tenant] = max(self._turns.get(tenant, 0), self._clock)
+            self._virtual_time[tenant] = max(self._virtual_time.get(tenant, 0), self._clock)
         self._pending[tenant] += 1
         self.gangs[gang.id] = gang
         key = self._position_key(gang)
@@ -135,7 +135,7 @@ class SchedulingQueue(GangQueue):
     def remove(self, job: JobId) -> Gang | None:
         """Remove a gang; its entries in the heaps are skipped later."""
         self._until.pop(job, None)
-        self._apart.pop(job, None)
+        self._separated.pop(job, None)
         gang = self.gangs.pop(job, None)
         if gang is not None:
             self._pending[gang.tenant] -= 1
@@ -157,13 +157,13 @@ class SchedulingQueue(GangQueue):
             self.add(gang, not_before_ms=until)
 
     def started(self, gang: Gang) -> None:
-        self._clock = max(self._clock, self._turns[gang.tenant])
-        self._turns[gang.tenant] += self.profile.queue.charge(gang)
+        self._clock = max(self._clock, self._virtual_time[gang.tenant])
+        self._virtual_time[gang.tenant] += self.profile.queue.charge(gang)
         self.remove(gang.id)
 
-    def copy_turns(self, other: SchedulingQueue) -> None:
+    def copy_virtual_time(self, other: SchedulingQueue) -> None:
         """Take over the charges of tenants from the queue that this one replaces."""
-        self._turns, self._clock = dict(other._turns), other._clock
+        self._virtual_time, self._clock = dict(other._virtual_time), other._clock
 
     def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         """Gangs to try, in order; for each the caller must call `started`, `refused` or `back_off` before the next."""
@@ -172,10 +172,10 @@ class SchedulingQueue(GangQueue):
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
         """Park the group of the gang, or its kind, until a trigger of the refusal fires."""
-        if refusal.by_labels and gang.id not in self._apart:
+        if refusal.by_labels and gang.id not in self._separated:
             self._separate(gang)
         group = self._groups[gang.group]
-        if refusal.by_nodes and gang.id not in self._apart:
+        if refusal.by_nodes and gang.id not in self._separated:
             group.kind.refusal = refusal
             self._parked_kinds[gang.shape_key] = group.kind
         else:
@@ -185,7 +185,7 @@ class SchedulingQueue(GangQueue):
     def _separate(self, gang: Gang) -> None:
         """Move a gang to a group of its project and labels: the others of its group may be schedulable."""
         before, labels = gang.group, tuple(sorted(gang.job.labels.items()))
-        gang.group = self._apart[gang.id] = (before, gang.job.project, labels)
+        gang.group = self._separated[gang.id] = (before, gang.job.project, labels)
         heapq.heappush(self._group_of(gang).heap, gang.order)
         self._update_group(before)
 
@@ -193,11 +193,11 @@ class SchedulingQueue(GangQueue):
         group = self._groups.get(gang.group)
         if group is None:
             # A separated gang is not of its kind any more.
-            alike = gang.group if gang.id in self._apart else gang.shape_key
-            kind = self._kinds.get(alike)
+            kind_key = gang.group if gang.id in self._separated else gang.shape_key
+            kind = self._kinds.get(kind_key)
             if kind is None:
-                kind = self._kinds[alike] = _Kind()
-            group = self._groups[gang.group] = _Group(gang.group, gang.tenant, kind, alike)
+                kind = self._kinds[kind_key] = _Kind()
+            group = self._groups[gang.group] = _Group(gang.group, gang.tenant, kind, kind_key)
             kind.groups[gang.group] = None
         else:
             gang.group = group.key  # the same object for all of them
@@ -209,18 +209,18 @@ class SchedulingQueue(GangQueue):
         self._update_group(gang.group)
 
     def wake(self, *triggers: Trigger) -> None:
-        for alike, kind in list(self._parked_kinds.items()):
+        for kind_key, kind in list(self._parked_kinds.items()):
             if kind.refusal is not None and not set(triggers).isdisjoint(kind.refusal.requeue_on):
                 kind.refusal = None
-                del self._parked_kinds[alike]
-                self._kind_woken(alike, kind)
+                del self._parked_kinds[kind_key]
+                self._kind_woken(kind_key, kind)
         for key, group in list(self._parked.items()):
             if group.refusal is not None and not set(triggers).isdisjoint(group.refusal.requeue_on):
                 group.refusal = None
                 del self._parked[key]
                 self._update_group(key)
 
-    def _kind_woken(self, alike: Hashable, kind: _Kind) -> None:
+    def _kind_woken(self, kind_key: Hashable, kind: _Kind) -> None:
         for key in list(kind.groups):
             self._update_group(key)
 
@@ -240,11 +240,13 @@ class SchedulingQueue(GangQueue):
         ahead = mine.before(gang.order)
         if len(self._positions) == 1:
             return 1 + ahead
-        turn = self._turns[gang.tenant] + mine.weight_before(gang.order)
+        virtual_ms = self._virtual_time[gang.tenant] + mine.weight_before(gang.order)
         for tenant, positions in self._positions.items():
             if tenant != gang.tenant:
                 # Tenants with equal turns go by name.
-                ahead += positions.lighter(turn - self._turns[str(tenant)], or_equal=str(tenant) < gang.tenant)
+                ahead += positions.lighter(
+                    virtual_ms - self._virtual_time[str(tenant)], or_equal=str(tenant) < gang.tenant
+                )
         return 1 + ahead
 
     def _queue(self, gang: Gang) -> None:
@@ -259,7 +261,7 @@ class SchedulingQueue(GangQueue):
         gang = self.gangs.get(job)
         if gang is None or gang.order != order or job in self._until:
             return False
-        return job not in self._apart or self._apart[job] == key
+        return job not in self._separated or self._separated[job] == key
 
     def _update_group(self, key: Hashable) -> None:
         """Make the first gang of an active group ready; drop an empty group."""
@@ -281,8 +283,8 @@ class SchedulingQueue(GangQueue):
         self._parked.pop(group.key, None)
         del group.kind.groups[group.key]
         if not group.kind.groups:
-            del self._kinds[group.alike]
-            self._parked_kinds.pop(group.alike, None)
+            del self._kinds[group.kind_key]
+            self._parked_kinds.pop(group.kind_key, None)
 
     def _make_ready(self, group: _Group) -> None:
         """Make the first gang of a group ready, unless its kind is parked."""
@@ -298,7 +300,7 @@ class SchedulingQueue(GangQueue):
         while self._ready:
             tenant = next(iter(self._ready))
             if len(self._ready) > 1:
-                tenant = min(self._ready, key=lambda name: (self._turns[name], name))
+                tenant = min(self._ready, key=lambda name: (self._virtual_time[name], name))
             heap = self._ready[tenant]
             while heap:
                 gang = self.gangs.get(heap[0][-1])

@@ -85,10 +85,10 @@ class MultifactorQueue(SchedulingQueue):
         grown_ms = self._ranking.max_age_ms(gang)
         if grown_ms is not None and (self._grown_ms is None or grown_ms < self._grown_ms):
             self._grown_ms = grown_ms
-        heapq.heappush(self._heaps.setdefault(group.alike, []), (-points, order, job, key))
+        heapq.heappush(self._heaps.setdefault(group.kind_key, []), (-points, order, job, key))
         self._of_project.setdefault(gang.job.project, {})[key] = None
         if group.kind.refusal is None:
-            self._active[group.alike] = None
+            self._active[group.kind_key] = None
 
     def _make_ready(self, group: _Group) -> None:
         if self._as_of is None:
@@ -96,8 +96,8 @@ class MultifactorQueue(SchedulingQueue):
         else:
             self._rank(group.key)
 
-    def _kind_woken(self, alike: Hashable, kind: _Kind) -> None:
-        self._active[alike] = None
+    def _kind_woken(self, kind_key: Hashable, kind: _Kind) -> None:
+        self._active[kind_key] = None
 
     def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         assert view is not None
@@ -122,19 +122,19 @@ class MultifactorQueue(SchedulingQueue):
     def _take(self) -> _Entry | None:
         """Pop the first entry of an active kind and group."""
         best: tuple[_Entry, Hashable] | None = None
-        for alike in list(self._active):
-            entry = self._first_of(alike)
+        for kind_key in list(self._active):
+            entry = self._first_of(kind_key)
             if entry is None:
-                del self._active[alike]
+                del self._active[kind_key]
             elif best is None or entry < best[0]:
-                best = (entry, alike)
+                best = (entry, kind_key)
         if best is None:
             return None
         heapq.heappop(self._heaps[best[1]])
         return best[0]
 
-    def _first_of(self, alike: Hashable) -> _Entry | None:
-        kind, heap = self._kinds.get(alike), self._heaps.get(alike)
+    def _first_of(self, kind_key: Hashable) -> _Entry | None:
+        kind, heap = self._kinds.get(kind_key), self._heaps.get(kind_key)
         if kind is None or kind.refusal is not None or heap is None:
             return None
         while heap:

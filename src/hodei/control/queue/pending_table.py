@@ -21,7 +21,7 @@ from hodei.engine.view import Gang
 from hodei.model.ids import JobId
 from hodei.model.resources import CPU, Resources
 
-BIT: dict[Trigger, int] = {trigger: 1 << place for place, trigger in enumerate(ANY_TRIGGER)}
+BIT: dict[Trigger, int] = {trigger: 1 << number for number, trigger in enumerate(ANY_TRIGGER)}
 _NEVER = np.iinfo(np.int64).max
 # Bits of the column PARKED besides those of the triggers: the gang is parked, and the slot is free.
 _IS_PARKED, _FREE = 1 << 40, 1 << 41
@@ -34,7 +34,7 @@ _FEW = 16
 _FEW_SLOTS = 48
 # Fractions of the cluster as integers.
 _SCALE = 1e12
-Place = tuple[int, int, JobId]
+OrderKey = tuple[int, int, JobId]
 Slots = list[int] | NDArray[np.intp]
 
 
@@ -61,44 +61,44 @@ class PendingTable:
         self._holes: list[int] = []
         self.needs: dict[str, int] = {}  # by resource: the row of the largest request of a member
         self._groups = Shapes()
-        self._sorted: list[Place] = []
-        self._places: dict[JobId, Place] = {}
-        self._beyond: SortedKeys[Place] = SortedKeys()
+        self._sorted: list[OrderKey] = []
+        self._order_keys: dict[JobId, OrderKey] = {}
+        self._beyond: SortedKeys[OrderKey] = SortedKeys()
         self.of_user: dict[str, set[JobId]] = {}
         # Gangs added since the queue last cleared it; the triggers that any, and that all, parked gangs wait for.
-        self.fresh: list[JobId] = []
+        self.added: list[JobId] = []
         self._any_trigger, self._all_triggers = 0, -1
         # Rows: those of `PendingColumns`, _LIMIT to _KEY, then the needs; one column for each slot.
         self.data: Ints = np.zeros((_WAITING + 5, 64), dtype=np.int64)
 
     def __len__(self) -> int:
         """The number of gangs, those beyond the columns included."""
-        return len(self._places)
+        return len(self._order_keys)
 
     def __contains__(self, job: JobId) -> bool:
-        return job in self._places
+        return job in self._order_keys
 
     def add(self, gang: Gang) -> None:
         values, largest = self._values(gang)
-        place = self._place(values)
-        self._places[gang.id] = place
-        if len(self.slots) >= self._window and place > self._sorted[-1]:
-            self._beyond.add(place)
+        order_key = self._order_key(values)
+        self._order_keys[gang.id] = order_key
+        if len(self.slots) >= self._window and order_key > self._sorted[-1]:
+            self._beyond.add(order_key)
             return
-        self._fill_slot(gang, values, largest, place)
+        self._fill_slot(gang, values, largest, order_key)
         if len(self.slots) > self._window:
             last = self._sorted[-1]
             self._free_slot(last[2], last)
             self._beyond.add(last)
 
     def remove(self, job: JobId) -> None:
-        place = self._places.pop(job, None)
-        if place is None:
+        order_key = self._order_keys.pop(job, None)
+        if order_key is None:
             return
         if job not in self.slots:
-            self._beyond.remove(place)
+            self._beyond.remove(order_key)
             return
-        self._free_slot(job, place)
+        self._free_slot(job, order_key)
         self._move_up()
 
     def _move_up(self) -> None:
@@ -107,8 +107,8 @@ class PendingTable:
             job = self._beyond.pop_first()[2]
             gang = self._gangs[job]
             values, largest = self._values(gang)
-            self._places[job] = place = self._place(values)  # its estimate may have changed
-            self._fill_slot(gang, values, largest, place)
+            self._order_keys[job] = order_key = self._order_key(values)  # its estimate may have changed
+            self._fill_slot(gang, values, largest, order_key)
 
     def _values(self, gang: Gang) -> tuple[tuple[int, ...], Resources]:
         job = gang.job
@@ -125,15 +125,15 @@ class PendingTable:
         expected_ms = gang.expected_ms or gang.estimate_ms
         return (gang.id, gang.submitted_ms, expected_ms, cpus, job.priority, job.deadline_ms), largest
 
-    def _place(self, values: tuple[int, ...]) -> Place:
-        """Its place in a fixed order."""
+    def _order_key(self, values: tuple[int, ...]) -> OrderKey:
+        """Its position in a fixed order."""
         if not self.steady:
             return 0, values[1], values[0]
         if self._queue.by_submission:
             return values[1], values[1], values[0]
         return int(self._queue.order(PendingColumns(*map(np.int64, values)), 0)), values[1], values[0]  # type: ignore[arg-type]
 
-    def _fill_slot(self, gang: Gang, values: tuple[int, ...], largest: Resources, place: Place) -> None:
+    def _fill_slot(self, gang: Gang, values: tuple[int, ...], largest: Resources, order_key: OrderKey) -> None:
         for resource in largest:
             if resource not in self.needs:
                 self.needs[resource] = len(self.data)
@@ -143,17 +143,17 @@ class PendingTable:
         if self.end > self.data.shape[1]:
             self.data = np.concatenate([self.data, np.zeros_like(self.data)], axis=1)
         self.slots[gang.id] = slot
-        more = (gang.estimate_ms, self._groups.number(gang.group), 0, 0, place[0])
+        more = (gang.estimate_ms, self._groups.number(gang.group), 0, 0, order_key[0])
         self.data[:, slot] = (*values, *more, *[largest.get(resource, 0) for resource in self.needs])
         self.of_user.setdefault(gang.job.user, set()).add(gang.id)
-        self.fresh.append(gang.id)
+        self.added.append(gang.id)
         if self.steady:
-            insort(self._sorted, place)
+            insort(self._sorted, order_key)
 
-    def _free_slot(self, job: JobId, place: Place) -> None:
+    def _free_slot(self, job: JobId, order_key: OrderKey) -> None:
         slot = self.slots.pop(job)
         if self.steady:
-            del self._sorted[bisect_left(self._sorted, place)]
+            del self._sorted[bisect_left(self._sorted, order_key)]
         self.data[_PARKED, slot] = _FREE
         self._holes.append(slot)
         user = self._gangs[job].job.user
@@ -179,18 +179,21 @@ class PendingTable:
             return
         keys = self._queue.order(PendingColumns(*self.data[:_WAITING, slots]), 0)
         self.data[_KEY, slots] = keys
-        before = {self._places[job] for job in expected}
+        before = {self._order_keys[job] for job in expected}
         for job, key in zip(expected, keys.tolist(), strict=True):
-            self._places[job] = (key, self._places[job][1], job)
+            self._order_keys[job] = (key, self._order_keys[job][1], job)
         if len(expected) > _FEW:
             self._sorted = sorted(
-                [*(self._places[job] for job in expected), *(place for place in self._sorted if place not in before)]
+                [
+                    *(self._order_keys[job] for job in expected),
+                    *(order_key for order_key in self._sorted if order_key not in before),
+                ]
             )
         else:
-            for place in before:
-                del self._sorted[bisect_left(self._sorted, place)]
+            for order_key in before:
+                del self._sorted[bisect_left(self._sorted, order_key)]
             for job in expected:
-                insort(self._sorted, self._places[job])
+                insort(self._sorted, self._order_keys[job])
         while self._beyond and self._sorted and self._beyond.first < self._sorted[-1]:
             last = self._sorted[-1]
             self._free_slot(last[2], last)
@@ -244,14 +247,14 @@ class PendingTable:
         mask[list(left_out)] = False
         return mask.nonzero()[0]
 
-    def fitting(self, slots: Slots, mosts: Sequence[int], gap: Gap | None) -> Slots:
-        """The slots worth a try: not parked, no member exceeds the largest free amounts (`mosts`), and they fit the gap. A
+    def fitting(self, slots: Slots, largest_free: Sequence[int], gap: Gap | None) -> Slots:
+        """The slots worth a try: not parked, no member exceeds the amounts of `largest_free`, and they fit the gap. A
         new gang is tried even if it does not fit the gap, so that it gets a reason."""
         if isinstance(slots, list) and len(slots) <= _FEW_SLOTS:
-            return self._fitting_few(slots, mosts, gap)
+            return self._fitting_few(slots, largest_free, gap)
         slots = np.asarray(slots, dtype=np.intp)
         slots = slots[self.data[_PARKED].take(slots) == 0]
-        for row, most in zip(self.needs.values(), mosts, strict=True):
+        for row, most in zip(self.needs.values(), largest_free, strict=True):
             slots = slots[self.data[row].take(slots) <= most]
         if gap is None or not len(slots):
             return slots
@@ -266,9 +269,9 @@ class PendingTable:
         passing: Slots = slots[may]
         return passing
 
-    def _fitting_few(self, slots: list[int], mosts: Sequence[int], gap: Gap | None) -> Slots:
+    def _fitting_few(self, slots: list[int], largest_free: Sequence[int], gap: Gap | None) -> Slots:
         parked = self.data[_PARKED, : self.end].tolist()
-        slots = self._small([slot for slot in slots if not parked[slot]], mosts)
+        slots = self._small([slot for slot in slots if not parked[slot]], largest_free)
         if gap is None or not slots:
             return slots
         limits, tried = self.data[_LIMIT, : self.end].tolist(), self.data[_TRIED, : self.end].tolist()
@@ -281,9 +284,9 @@ class PendingTable:
             slots = [slot for slot in slots if slot in found or slot not in judged]
         return slots
 
-    def _small(self, slots: list[int], mosts: Sequence[int]) -> list[int]:
+    def _small(self, slots: list[int], largest_free: Sequence[int]) -> list[int]:
         """The slots whose requests do not exceed these amounts."""
-        for row, most in zip(self.needs.values(), mosts, strict=True):
+        for row, most in zip(self.needs.values(), largest_free, strict=True):
             if slots:
                 needs = self.data[row, : self.end].tolist()
                 slots = [slot for slot in slots if needs[slot] <= most]
@@ -341,12 +344,12 @@ class PendingTable:
     def waiting(self) -> PendingColumns:
         return PendingColumns(*self.data[:_WAITING, : self.end])
 
-    def place_of(self, job: JobId) -> Place:
-        return self._places[job]
+    def order_key(self, job: JobId) -> OrderKey:
+        return self._order_keys[job]
 
     def position(self, gang: Gang, now_ms: int) -> int:
         """1 for the first gang; gangs beyond the columns come after all others."""
-        mine = self._places[gang.id]
+        mine = self._order_keys[gang.id]
         if gang.id not in self.slots:
             return 1 + len(self.slots) + self._beyond.before(mine)
         if self.steady:

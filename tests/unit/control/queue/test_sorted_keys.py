@@ -99,6 +99,6 @@ def test_a_queue_position_is_found_without_iterating_over_the_queue(policy, argu
     remaining = [gang for gang in gangs if gang.id in queue.gangs]
     queue.gangs = _NoIteration(queue.gangs)
     if hasattr(queue, "_pending_table"):
-        queue._pending_table._places = _NoIteration(queue._pending_table._places)
+        queue._pending_table._order_keys = _NoIteration(queue._pending_table._order_keys)
         queue._pending_table._gangs = queue.gangs
     assert sorted(queue.position(gang, View(now_ms)) for gang in remaining) == list(range(1, len(remaining) + 1))
