@@ -71,6 +71,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "slurm": "hodei.backends.hpc.slurm",
         "pbs": "hodei.backends.hpc.pbs",
         "kubernetes": "hodei.backends.kubernetes",
+        "command": "hodei.backends.command",
         "hosts": "hodei.backends.hosts",
     },
     STORES: {"sqlite": "hodei.store.sqlite:from_url", "memory": "hodei.store.memory:from_url"},
