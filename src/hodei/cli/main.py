@@ -53,6 +53,8 @@ COMMANDS: dict[str, dict[str, Lazy]] = {
     "Resources": {
         "job": Lazy("main", "job", "Submit, list, show, explain and control jobs."),
         "cron": Lazy("resources", "cron", "Manage periodic jobs."),
+        "host": Lazy("hosts", "host", "Add, list and remove machines that run the agent."),
+        "agent": Lazy("hosts", "agent", "Join a server from this machine; tokens and the file to copy."),
         "node": Lazy("nodes", "node", "List, show, cordon, drain, taint or label nodes."),
         "backend": Lazy("resources", "backend", "Manage the systems that jobs run on."),
         "reservation": Lazy("resources", "reservation", "Reserve capacity for a project and a time window."),

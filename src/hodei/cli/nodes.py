@@ -99,6 +99,8 @@ add_verbs(
          lambda n: f"node {clean(n.name)} cordoned", "Start nothing new on a node; running jobs continue."),
     Verb("uncordon", lambda server, name: server.patch_node(name, NodePatch(cordon=False)),
          lambda n: f"node {clean(n.name)} uncordoned", "Allow new work on a node again."),
+    Verb("revoke", lambda server, name: server.revoke_node(name), lambda h: f"credential of node {clean(h.name)} revoked",
+         "Revoke the credential of a joined host: its agent is disconnected at once."),
     argument=node_argument,
 )  # fmt: skip
 node.add_command(exec_on_node)

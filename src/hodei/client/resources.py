@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from hodei.api.agents import HostList, HostView, TokenList, TokenRequest, TokenView
 from hodei.api.config import ConfigHistory, ConfigView
 from hodei.api.resources import (
     AuditList,
@@ -125,6 +126,34 @@ class ResourceClient:
 
     def delete_backend(self, name: str, *, force: bool = False) -> BackendView:
         return self._delete(_path("backends", name) + ("?force=1" if force else ""), BackendView)
+
+    @property
+    def address(self) -> str:
+        return self._transport.target.address
+
+    def agent_tokens(self) -> list[TokenView]:
+        return self._get("/agent/tokens", TokenList).tokens
+
+    def create_agent_token(self, backend: str, *, node: str = "", ttl: str = "1h") -> TokenView:
+        """A one-time token by which a host joins; the secret is in `token`, and nowhere else."""
+        return self._post("/agent/tokens", TokenView, TokenRequest(backend, node, ttl), idempotent=False)
+
+    def delete_agent_token(self, id: str) -> TokenView:
+        return self._delete(_path("agent/tokens", id), TokenView)
+
+    def hosts(self) -> list[HostView]:
+        return self._get("/hosts", HostList).hosts
+
+    def host(self, name: str) -> HostView:
+        return self._get(_path("hosts", name), HostView)
+
+    def remove_host(self, name: str) -> HostView:
+        """Its credential is void, and its runs count as lost."""
+        return self._delete(_path("hosts", name), HostView)
+
+    def revoke_node(self, name: str) -> HostView:
+        """Its credential is void at once; the node stays in the lists."""
+        return self._post(_path("nodes", name, "revoke"), HostView)
 
     def backend_usage(self, name: str) -> list[NodeUsageView]:
         return self._get(_path("backends", name, "usage"), UsageList).nodes
