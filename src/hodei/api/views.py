@@ -148,6 +148,9 @@ class HoldView(Struct, frozen=True):
 
 
 class NodeView(Struct, frozen=True):
+    """`state`: ready, not-ready or cordoned; of nodes that are ordered and released also potential, starting, draining and
+    stopping. `cost`: price per hour. `startup_s`: from the order until it is ready."""
+
     name: str
     backend: str
     kind: str
@@ -168,6 +171,10 @@ class NodeView(Struct, frozen=True):
     sockets: list[SocketView] = []
     address: str = ""
     holds: list[HoldView] = []
+    group: str = ""
+    startup_s: float = 0.0
+    spot: bool = False
+    last_seen_at: str = ""
 
 
 class NodeList(Struct, frozen=True):

@@ -54,6 +54,7 @@ COLUMNS = (
     Column("LABELS", lambda n: labels_text(n.labels, ",") or "-", wide=True),
     Column("SOCKETS", lambda n: "; ".join(map(socket_text, n.sockets)) or "-", wide=True),
     Column("ADDRESS", lambda n: n.address or "-", wide=True),
+    Column("GROUP", lambda n: (n.group or "-") + (" (spot)" if n.spot else ""), if_any=True),
     Column("COST", lambda n: f"{n.cost:g}" if n.cost else "-", wide=True),
     Column("DATA", lambda n: ",".join(n.data) or "-", wide=True),
     Column("VERSION", lambda n: n.version or "-", wide=True),

@@ -152,6 +152,7 @@ def _evidence(answer: Explanation, planned: bool) -> str:
         *(("done" if step.at_ms else "profile", _step_text(step)) for step in answer.escalation_steps),
         ("reserved", _start_reservation(answer)),
         *(("held", _held(hold)) for hold in answer.held_for),
+        ("new nodes", _new_nodes(answer)),
         ("expected", _expected(answer)),
         ("forecast", _forecast(answer)),
         ("its queue", _backend_queue(answer)),
@@ -188,6 +189,16 @@ def _forecast(answer: Explanation) -> str:
     if found.graded >= _MIN_GRADED:
         text += f"; forecasts like this were right {found.right_percent} % of the time"
     return text
+
+
+def _new_nodes(answer: Explanation) -> str:
+    found = answer.capacity
+    if found is None or found.note:
+        return found.note if found is not None else ""
+    seconds = max(found.ready_ms - answer.at_ms, 0) / 1000
+    when = f"in about {seconds:.0f} s" if seconds < 120 else f"in about {seconds / 60:.0f} min"
+    nodes = "1 new node" if found.nodes == 1 else f"{found.nodes} new nodes"
+    return f"it would start {when} on {nodes} of group {found.group} ({found.cost_milli / 1000:g} per hour)"
 
 
 def _backend_queue(answer: Explanation) -> str:

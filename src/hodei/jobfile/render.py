@@ -150,8 +150,10 @@ def hold_view(hold: CapacityHold) -> HoldView:
 
 
 def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[CapacityHold] = ()) -> NodeView:
-    """`state`: not-ready, else cordoned, else ready."""
+    """`state`: the phase of a node that is ordered and released, else not-ready, cordoned or ready."""
     state = "not-ready" if not node.ready else "cordoned" if node.cordoned else "ready"
+    if node.phase != "ready":
+        state = node.phase
     return NodeView(
         name=node.name,
         backend=node.backend,
@@ -173,6 +175,10 @@ def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Ca
         sockets=[SocketView(list(socket.cpus), list(socket.gpus)) for socket in node.sockets],
         address=node.address,
         holds=[hold_view(hold) for hold in holds],
+        group=node.group,
+        startup_s=node.startup_ms / 1000,
+        spot=node.spot,
+        last_seen_at=iso(node.last_seen_ms),
     )
 
 

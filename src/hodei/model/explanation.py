@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct, convert, structs
 
 from hodei.model.escalation_state import EscalationStep
+from hodei.model.capacity import CapacityOutlook
 from hodei.model.estimate import Estimate, StartForecast
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Decision, JobSpec, TaskSpec
@@ -112,7 +113,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     Time: `estimate` is the expected run time, `expected_end_ms` the expected end if it runs (`past_estimate`: it has
     exceeded its estimate, and the end assumes twice or four times as long). `start_reservation` is its reserved start,
     `held_for` are the start reservations and reservations that keep it from capacity that is free now, `forecast` is
-    the probable start, `backend_queue` the start that the backend expects.
+    the probable start, `backend_queue` the start that the backend expects, `capacity` the start on nodes that can be
+    ordered.
     """
 
     status: Status
@@ -143,6 +145,7 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     forecast: StartForecast | None = None
     escalation_steps: tuple[EscalationStep, ...] = ()
     backend_queue: BackendQueueEntry | None = None
+    capacity: CapacityOutlook | None = None
 
 
 # The priority of a job as a sum of terms, in thousandths of a point.

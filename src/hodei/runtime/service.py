@@ -66,7 +66,6 @@ from hodei.runtime.metrics import Metrics
 from hodei.runtime.observers import EventHub, Observers
 from hodei.runtime.rights import CALLER, Rights
 from hodei.runtime.run_usage import RunUsageReader
-from hodei.runtime.run_usage import RunUsageReader
 from hodei.runtime.store_maintenance import DamagedRecords, Retention
 from hodei.runtime.watcher import HealthPolicy
 
@@ -162,7 +161,6 @@ class Service:
             steady_ms=steady_ms,
         )  # fmt: skip
         self.backend_manager = BackendManager(self, backends, health or HealthPolicy(), backend_factory)
-        self.run_usage = RunUsageReader(self.backend_manager.backends, controller.cluster, clock.now_ms)
         self.run_usage = RunUsageReader(self.backend_manager.backends, controller.cluster, clock.now_ms)
 
     async def start(self) -> None:
@@ -528,13 +526,17 @@ class Service:
         return await self._queries.run(object(), answer)
 
     def nodes(self) -> list[NodeStatus]:
-        table = self.controller.cluster.table
+        """Also potential ones, by name."""
+        cluster, table = self.controller.cluster, self.controller.cluster.table
         table.settle()
-        cluster = self.controller.cluster
-        return [
-            NodeStatus(node, table.usage(row), int(table.runs[row]), holds_on(cluster, node.name))
-            for row, node in enumerate(table.nodes)
-        ]
+        out = []
+        for name in sorted(cluster.nodes):
+            row = table.row.get(name)
+            if row is None:
+                out.append(NodeStatus(cluster.nodes[name], {}, 0))
+            else:
+                out.append(NodeStatus(table.nodes[row], table.usage(row), int(table.runs[row]), holds_on(cluster, name)))
+        return out
 
     async def override_node(self, change: NodeOverridden) -> NodeStatus:
         if change.node not in self.controller.cluster.nodes:

@@ -100,8 +100,6 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
         status, code = "ended", job.reason_code or job.state.upper()
         used = efficiency(job.spec, gang, now_ms)
         hint = used.hint if used is not None else ""
-        used = efficiency(job.spec, gang, now_ms)
-        hint = used.hint if used is not None else ""
         text = f"{job.state}{where}{': ' + job.reason if job.reason else ''}"
     elif job.state == "running":
         status, code, text = "running", "RUNNING", f"running{where}"
@@ -500,6 +498,7 @@ def _add_timing(controller: Controller, job: Job, answer: Explanation, now_ms: i
         return structs.replace(answer, expected_end_ms=ends_ms, past_estimate=past_estimate)
     if job.state != "pending":
         return answer
+    answer = structs.replace(answer, capacity=controller.scaling.outlooks.get(job.id))
     reservation = controller.cluster.availability.start_reservations.get(job.id)
     if reservation is not None:
         nodes = tuple(node for node, _ in reservation.places)
