@@ -127,10 +127,6 @@ class ResourceClient:
     def delete_backend(self, name: str, *, force: bool = False) -> BackendView:
         return self._delete(_path("backends", name) + ("?force=1" if force else ""), BackendView)
 
-    @property
-    def address(self) -> str:
-        return self._transport.target.address
-
     def agent_tokens(self) -> list[TokenView]:
         return self._get("/agent/tokens", TokenList).tokens
 
