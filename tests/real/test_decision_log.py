@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hodei.runtime.decision_log import closed_segments
-from real.installation import CommandResult, Installation
+from real.installation import DEADLINE_S, CommandResult, Installation
 
 pytestmark = pytest.mark.real
 
@@ -21,7 +21,7 @@ base = "100ms"
 [scheduling.profiles.default]
 worker_selection = "round_robin"
 
-[scheduling.profiles.turns]
+[scheduling.profiles.weighted]
 queue = "fair"
 weights = {b = 3}
 worker_selection = "bin_packing"
@@ -51,11 +51,12 @@ def replay(log: Path) -> CommandResult:
     return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-def a_busy_life(installation: Installation) -> None:
-    """Something of everything, with questions in between: asking must not change what is decided."""
+def use_every_feature(installation: Installation) -> None:
+    """Jobs, retries, gangs, holds, cordons, taints, cancels and requeues, with queries in between: `why` and `plan` must
+    not change decisions."""
     ids = []
     for number in range(12):
-        fields = {"cpu": "700m", "memory": "100Mi", "profile": "turns" if number % 3 else "default"}
+        fields = {"cpu": "700m", "memory": "100Mi", "profile": "weighted" if number % 3 else "default"}
         ids.append(installation.submit("sh", "-c", f"sleep 0.{number % 4}", project="ab"[number % 2], **fields))
         with installation.client() as client:
             client.why(ids[-1])
@@ -79,29 +80,29 @@ def a_busy_life(installation: Installation) -> None:
 
 def test_the_decision_log_of_a_busy_server_replays_identically(installation: Installation) -> None:
     installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
-    a_busy_life(installation)
+    use_every_feature(installation)
     assert installation.stop() == 0
     log = installation.home / "decisions.jsonl"
-    said = replay(log)
-    assert (said.code, said.err) == (0, ""), said
-    assert said.out.startswith("identical: ")
-    print(said.out.strip(), log.stat().st_size, "bytes")
-    assert installation.ok("replay", str(log)).out == said.out
+    result = replay(log)
+    assert (result.code, result.err) == (0, ""), result
+    assert result.out.startswith("identical: ")
+    print(result.out.strip(), log.stat().st_size, "bytes")
+    assert installation.ok("replay", str(log)).out == result.out
 
 
 def test_the_decision_log_of_a_restarted_server_replays_identically(installation: Installation) -> None:
     installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
-    left = [installation.submit("sh", "-c", "sleep 0.4; exit 3", cpu="500m", retries=1) for _ in range(8)]
+    unfinished = [installation.submit("sh", "-c", "sleep 0.4; exit 3", cpu="500m", retries=1) for _ in range(8)]
     installation.ok("node", "label", "c", "zone=east")
     installation.kill()
     installation.up("--decision-log", "decisions.jsonl")
-    installation.ended(*left, installation.submit("true", node_selector={"zone": "east"}))
+    installation.ended(*unfinished, installation.submit("true", node_selector={"zone": "east"}))
     assert installation.stop() == 0
     assert replay(installation.home / "decisions.jsonl").code == 0
-    assert replay(installation.home / "decisions.jsonl.1").code == 0  # of the one that was killed, as far as it got
+    assert replay(installation.home / "decisions.jsonl.1").code == 0  # of the killed server, up to the kill
 
 
-def test_a_log_that_was_tampered_with_shows_the_first_difference(installation: Installation) -> None:
+def test_the_replay_of_a_changed_log_shows_the_first_difference(installation: Installation) -> None:
     installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
     installation.ended(*(installation.submit("true") for _ in range(4)))
     installation.stop()
@@ -113,11 +114,11 @@ def test_a_log_that_was_tampered_with_shows_the_first_difference(installation: I
     changed["plan"]["binds"][0]["node"] = "elsewhere"
     lines[numbers[1]] = json.dumps(changed, separators=(",", ":")).encode()
     log.write_bytes(b"\n".join(lines) + b"\n")
-    said = replay(log)
-    assert said.code == 1
-    assert f"line {numbers[1] + 1}" in said.out
-    assert "elsewhere" in said.out
-    assert was in said.out
+    result = replay(log)
+    assert result.code == 1
+    assert f"line {numbers[1] + 1}" in result.out
+    assert "elsewhere" in result.out
+    assert was in result.out
     log.write_text("not a log\n")
     assert replay(log).code == 2
 
@@ -127,20 +128,20 @@ def test_the_decision_log_is_on_by_default_bounded_and_replays(installation: Ins
     log, note = installation.home / "decisions.jsonl", {"note": "n" * 1000}
     with installation.client() as client:
         for _ in range(30):
-            ask = {"command": ["true"], "cpu": "100m", "memory": "1Mi", "annotations": note}
-            client.wait(client.submit_all([ask] * 50)[-1], 30)
+            job = {"command": ["true"], "cpu": "100m", "memory": "1Mi", "annotations": note}
+            client.wait(client.submit_all([job] * 50)[-1], DEADLINE_S)
     assert installation.stop() == 0
     kept = closed_segments(log)
-    assert kept[0].number > 1, "the oldest have gone"
+    assert kept[0].number > 1, "the oldest segments are deleted"
     size = sum(each.stat().st_size for each in installation.home.glob("decisions.jsonl*"))
     assert size < (1 << 20) + 400_000, size
-    said = installation.ok("replay")
-    assert said.out.startswith("identical: "), said
-    assert said.err == "", "no file is left out"
-    print(said.out.strip(), size, "bytes")
+    result = installation.ok("replay")
+    assert result.out.startswith("identical: "), result
+    assert result.err == "", "no segment is skipped"
+    print(result.out.strip(), size, "bytes")
     listed = installation.ok("replay", "--list", str(log), "-o", "json").json
     assert len(listed) == len(kept) + 1
-    # A server that starts again goes on with the numbers, and what the former one left stays readable.
+    # A restarted server continues the numbers, and the earlier segments stay readable.
     installation.up("--instant", "--decision-log", "")
     installation.stop()
     assert replay(kept[-1].path).code == 0

@@ -1,4 +1,4 @@
-"""Dependencies through a real server, its command line and a restart."""
+"""Dependencies through a real server and its command line, also across a restart."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def by_name(installation: Installation, text: str) -> dict[str, int]:
     return {job["name"]: job["id"] for job in made}
 
 
-def test_a_diamond_by_name_in_any_order_of_documents(installation: Installation, tmp_path: Path) -> None:
+def test_a_diamond_of_names_in_any_order_of_documents(installation: Installation, tmp_path: Path) -> None:
     installation.up()
-    said = tmp_path / "said"
+    order = tmp_path / "order"
     jobs = by_name(
         installation,
         documents(
-            f"name: join\nafter: [left, right]\ncommand: echo join >> {said}\n",
-            f"name: left\nafter: start\ncommand: echo left >> {said}\n",
-            f"name: right\nafter: [start]\ncommand: echo right >> {said}\n",
-            f"name: start\ncommand: sleep 0.3; echo start >> {said}\n",
-            "name: mend\nafter: {failed: [join]}\ncommand: ['true']\n",
+            f"name: join\nafter: [left, right]\ncommand: echo join >> {order}\n",
+            f"name: left\nafter: start\ncommand: echo left >> {order}\n",
+            f"name: right\nafter: [start]\ncommand: echo right >> {order}\n",
+            f"name: start\ncommand: sleep 0.3; echo start >> {order}\n",
+            "name: repair\nafter: {failed: [join]}\ncommand: ['true']\n",
         ),
     )
     assert installation.ended(jobs["join"])[0].job.state == "succeeded"
-    lines = said.read_text().split()
+    lines = order.read_text().split()
     assert (lines[0], sorted(lines[1:3]), lines[3]) == ("start", ["left", "right"], "join")
-    mend = installation.ended(jobs["mend"])[0].job
-    assert (mend.state, mend.reason_code) == ("failed", "DEPENDENCY_NEVER_MET")
-    assert f"job {jobs['join']} (join) to fail, but that succeeded" in mend.reason
+    repair = installation.ended(jobs["repair"])[0].job
+    assert (repair.state, repair.reason_code) == ("failed", "DEPENDENCY_NEVER_MET")
+    assert f"job {jobs['join']} (join) to fail, but that succeeded" in repair.reason
     tree = installation.ok("job", "graph", str(jobs["start"])).out
     assert tree.splitlines()[0].endswith(f"{jobs['start']} start  succeeded")
     assert "if failed: " in tree
@@ -51,7 +51,7 @@ def test_a_diamond_by_name_in_any_order_of_documents(installation: Installation,
         assert installation.ok("job", "graph", str(jobs["join"]), "--format", form).out.startswith(begins)
 
 
-def test_a_failure_takes_its_branch_and_ends_the_other(installation: Installation) -> None:
+def test_a_failed_job_starts_its_failure_branch_and_ends_its_success_branch(installation: Installation) -> None:
     installation.up()
     jobs = by_name(
         installation,
@@ -65,13 +65,13 @@ def test_a_failure_takes_its_branch_and_ends_the_other(installation: Installatio
     states = {name: installation.ended(id)[0].job.state for name, id in jobs.items()}
     assert states == {"build": "failed", "deploy": "failed", "report": "succeeded", "clean": "succeeded"}
     assert "DEPENDENCY_NEVER_MET" in installation.ok("why", str(jobs["deploy"])).out
-    # Long ended: the answer is in the store.
+    # These jobs have ended, so their results come from the store.
     assert installation.hodei("submit", "--after", "build", "--wait", "--", "true").code == 10
     assert installation.hodei("submit", "--after", str(jobs["report"]), "--wait", "--", "true").code == 0
 
 
-def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(installation: Installation) -> None:
-    """Element 1 of 3 fails: what waits for the whole never starts, what waits for another element does."""
+def test_after_accepts_every_reference_to_an_array_or_an_element(installation: Installation) -> None:
+    """Element 1 of 3 fails: dependents of the array never start, dependents of another element do."""
     installation.up()
     (build,) = installation.ok(
         "submit", "-q", "--name", "build", "--array", "3", "--cpu", "10m", "--memory", "1Mi", "--", "sh", "-c",
@@ -80,16 +80,16 @@ def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(inst
     assert build.endswith("[]")
     first = int(build[:-2])
 
-    def ends() -> None:
+    def check_references() -> None:
         small = ("--cpu", "10m", "--memory", "1Mi", "--wait", "--", "true")
         for whole in (build, str(first), "build", "build[]", f"{first + 2}[]"):
             assert installation.hodei("submit", "--after", whole, *small).code == 10, whole
         for one, code in ((f"{first}[0]", 0), ("build[0,2]", 0), ("build[1]", 10), (str(first + 2), 0)):
             assert installation.hodei("submit", "--after", one, *small).code == code, one
 
-    ends()
-    installation.ok("wait", "--timeout", "60s", f"{first}[0]")
-    ends()  # the answer is in the store by now
+    check_references()
+    installation.ok("wait", "--timeout", "120s", f"{first}[0]")
+    check_references()  # now from the store
     text = documents(
         f"name: deploy\nafter: [{first}]\ncommand: ['true']\n", "name: next\nafter: ['build[2]']\ncommand: ['true']\n"
     )
@@ -113,19 +113,19 @@ def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(inst
 
 def test_a_missing_or_cyclic_dependency_is_refused_by_name(installation: Installation) -> None:
     installation.up()
-    ring = documents(*(f"name: {a}\nafter: [{b}]\ncommand: ['true']\n" for a, b in ("ab", "bc", "ca")))
-    said = installation.hodei("submit", "-", input=ring)
-    assert said.code != 0
-    assert "a -> b -> c -> a" in said.err
+    cycle = documents(*(f"name: {a}\nafter: [{b}]\ncommand: ['true']\n" for a, b in ("ab", "bc", "ca")))
+    refused = installation.hodei("submit", "-", input=cycle)
+    assert refused.code != 0
+    assert "a -> b -> c -> a" in refused.err
     installation.submit(name="build")
-    said = installation.hodei("submit", "--after", "biuld", "--", "true")
-    assert "there is no job 'biuld' in project default" in said.err
-    assert "did you mean 'build'?" in said.err
+    refused = installation.hodei("submit", "--after", "biuld", "--", "true")
+    assert "there is no job 'biuld' in project default" in refused.err
+    assert "did you mean 'build'?" in refused.err
     assert "there is no job 999" in installation.hodei("submit", "--after", "999", "--", "true").err
-    said = installation.hodei(
+    refused = installation.hodei(
         "submit", "-", input=documents("name: x\nafter: {exists: /etc/hostname}\ncommand: ['true']\n")
     )
-    assert "[scheduling.data]" in said.err
+    assert "[scheduling.data]" in refused.err
 
 
 def test_a_job_starts_when_its_file_appears_and_why_names_the_missing_file(
@@ -145,7 +145,7 @@ def test_a_job_starts_when_its_file_appears_and_why_names_the_missing_file(
     assert installation.ok("logs", str(jobs["read"])).out == "6 * 7"
 
 
-def test_a_waiting_job_keeps_waiting_after_the_server_was_killed(installation: Installation, tmp_path: Path) -> None:
+def test_a_dependency_is_kept_when_the_server_is_killed(installation: Installation, tmp_path: Path) -> None:
     installation.up()
     go = tmp_path / "go"
     jobs = by_name(
@@ -167,10 +167,10 @@ def test_a_waiting_job_keeps_waiting_after_the_server_was_killed(installation: I
     assert installation.ended(jobs["last"])[0].job.state == "succeeded"
 
 
-def test_a_plan_says_what_it_would_wait_for(installation: Installation) -> None:
+def test_a_plan_names_the_unmet_dependencies(installation: Installation) -> None:
     installation.up()
     running = installation.submit("sleep", "600", name="first")
-    until(lambda: installation.state(running) == "running", "it runs")
+    until(lambda: installation.state(running) == "running", "the job runs")
     plans = installation.ok("plan", "--after", "first", "-o", "json", "--", "true").json
     assert plans[0]["code"] == "WAITING_FOR_DEPENDENCY"
     assert f"job {running} (first) to succeed" in plans[0]["summary"]

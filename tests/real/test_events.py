@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from real.installation import Installation, until
+from real.installation import DEADLINE_S, Installation, until
 
 pytestmark = pytest.mark.real
 
 
 def sse(installation: Installation, last: int | None = None, query: str = "") -> Generator[tuple[int, dict[str, Any]]]:
-    """The bare stream, until it ends: (id, event)."""
+    """(id, event) of the event stream, until it ends."""
     host, port = installation.address.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
     headers = {"Authorization": f"Bearer {installation.token}"} | ({} if last is None else {"Last-Event-ID": str(last)})
     connection.request("GET", f"/api/v1/events/stream{query}", headers=headers)
     response = connection.getresponse()
@@ -51,35 +51,35 @@ def test_a_stream_resumes_after_the_server_was_killed(installation: Installation
             if event["kind"] == "job.ended":
                 ends.append(event["job"])
 
-    for how in (installation.kill, installation.stop):
+    for end_server in (installation.kill, installation.stop):
         reader = threading.Thread(target=read, args=(seen[-1] if seen else 0,), daemon=True)
         reader.start()
         jobs = [installation.submit("sh", "-c", "sleep 0.05") for _ in range(10)]
         until(lambda: len(seen) > len(first), "events arrive")
-        how()
-        reader.join(20)
+        end_server()
+        reader.join(DEADLINE_S)
         assert not reader.is_alive()
         installation.up()
         installation.ended(*jobs)
     reader = threading.Thread(target=read, args=(seen[-1],), daemon=True)
     reader.start()
-    until(lambda: len(ends) >= 25, "all ends are heard")
+    until(lambda: len(ends) >= 25, "all ends have arrived")
     stored = [event["seq"] for event in installation.request("GET", "/api/v1/events?limit=10000").json["events"]]
-    until(lambda: len(seen) >= len(stored), "all is heard")
+    until(lambda: len(seen) >= len(stored), "all events have arrived")
     assert seen == stored == list(range(1, len(stored) + 1))
     assert sorted(ends) == list(range(1, 26))
     installation.stop()
-    reader.join(20)
+    reader.join(DEADLINE_S)
 
 
 def test_the_client_misses_nothing_across_restarts(installation: Installation) -> None:
     installation.up()
-    heard: list[int] = []
+    received: list[int] = []
 
     def read() -> None:
         with installation.client() as client:
             for event in client.events(0, follow=True):
-                heard.append(event.seq)
+                received.append(event.seq)
                 if event.kind == "job.ended" and event.job == 12:
                     return
 
@@ -90,12 +90,12 @@ def test_the_client_misses_nothing_across_restarts(installation: Installation) -
         installation.kill()
         installation.up()
         installation.ended(*ids)
-    reader.join(30)
+    reader.join(DEADLINE_S)
     assert not reader.is_alive()
-    assert heard == list(range(1, len(heard) + 1))
+    assert received == list(range(1, len(received) + 1))
 
 
-def test_a_stream_can_be_of_one_job_or_of_the_new_only(installation: Installation) -> None:
+def test_a_stream_can_be_limited_to_one_job_or_to_new_events(installation: Installation) -> None:
     installation.up()
     first, second = installation.submit("true"), installation.submit("true")
     installation.ended(first, second)
@@ -106,23 +106,30 @@ def test_a_stream_can_be_of_one_job_or_of_the_new_only(installation: Installatio
             break
     assert {event["job"] for event in one} == {second}
     assert one[0]["kind"] == "job.submitted"
+    # The stream starts somewhere between these submissions, and has no event from before them.
     new = sse(installation)
-    later = threading.Timer(0.5, installation.submit, ["true"])
-    later.start()
-    event = next(new)[1]
-    assert (event["kind"], event["job"]) == ("job.submitted", 3)
+    received: list[dict[str, Any]] = []
+    reader = threading.Thread(target=lambda: received.append(next(new)[1]), daemon=True)
+    reader.start()
+    later: list[int] = []
+
+    def submit_another() -> bool:
+        later.append(installation.submit("true"))
+        return bool(received)
+
+    until(submit_another, "a new event arrives")
+    assert received[0]["job"] in later
     new.close()
-    later.join(20)
-    installation.ended(3)
+    installation.ended(*later)
 
 
-def test_events_are_followed_at_the_terminal(installation: Installation) -> None:
+def test_the_command_line_follows_events_across_a_restart(installation: Installation) -> None:
     installation.up()
     follower = installation.begin("events", "-f", "--after", "0", "-o", "jsonl")
     assert follower.stdout is not None
     installation.submit("true")
     lines = iter(follower.stdout.readline, b"")
-    first = json.loads(next(lines))  # from here on it has met the server, and sits out its absence
+    first = json.loads(next(lines))  # it is connected now, so it reconnects after an outage
     installation.kill()
     installation.up()
     installation.ended(1, installation.submit("sh", "-c", "exit 3"))

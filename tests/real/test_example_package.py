@@ -1,4 +1,4 @@
-"""A backend outside of the tree: `pip install`, one section of configuration, and jobs run on it."""
+"""The example backend package: after `pip install` and one section of configuration, jobs run on it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROJECT = Path(__file__).parents[2] / "examples" / "hodei-backend-example"
 
 
 def build_wheel(project: Path, directory: Path) -> Path:
-    """By the project's own build backend if it is installed. Otherwise a wheel of its one module by hand, because a build
-    backend would have to come from the network."""
+    """Build with the project's build backend if it is installed. Otherwise write the wheel by hand, because the build
+    backend would have to be downloaded."""
     if importlib.util.find_spec("hatchling"):
         _pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={directory}", str(project))
         return next(directory.glob("*.whl"))
@@ -57,11 +57,11 @@ def _pip(*args: str) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the installed package, to be put on the path of a server."""
-    place = tmp_path_factory.mktemp("package")
-    wheel = build_wheel(PROJECT, place)
-    _pip("install", "--no-index", "--no-deps", f"--target={place / 'site'}", str(wheel))
-    return place / "site"
+    """A directory with the installed package, for the PYTHONPATH of a server."""
+    folder = tmp_path_factory.mktemp("package")
+    wheel = build_wheel(PROJECT, folder)
+    _pip("install", "--no-index", "--no-deps", f"--target={folder / 'site'}", str(wheel))
+    return folder / "site"
 
 
 def test_an_installed_backend_needs_one_section_of_configuration(installation: Installation, site: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_installed_backend_needs_one_section_of_configuration(installation: I
     installation.ok("down")
 
 
-def test_without_the_package_the_configuration_names_what_is_missing(installation: Installation) -> None:
+def test_without_the_package_the_error_names_the_missing_kind(installation: Installation) -> None:
     installation.configure('[backends.desk]\nkind = "example"\n')
     refused = installation.hodei("up")
     assert refused.code != 0

@@ -1,4 +1,4 @@
-"""An incident exported as a scenario: it happens again when it is played."""
+"""Incidents exported as scenarios: `hodei test` reproduces them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def exported(installation: Installation, job: int, path: Path) -> dict[str, obje
     return document
 
 
-def played(installation: Installation, path: Path) -> CommandResult:
+def run_scenario(installation: Installation, path: Path) -> CommandResult:
     return installation.hodei("test", str(path))
 
 
-def test_an_incident_is_played_again_as_it_happened(installation: Installation, tmp_path: Path) -> None:
+def test_an_exported_incident_is_reproduced(installation: Installation, tmp_path: Path) -> None:
     installation.configure(TWO).up()
-    # Runs already when the story begins, on the node that picky wants, and leaves room for it there.
+    # It runs before the exported incident begins, on the node that picky selects, and leaves capacity there for picky.
     before = installation.submit(
         *wait_for_file(tmp_path / "before"), name="before", cpu=1, node_selector={"disk": "ssd"}
     )
@@ -62,18 +62,18 @@ def test_an_incident_is_played_again_as_it_happened(installation: Installation, 
     document = exported(installation, big, tmp_path / "big.scenario.yaml")
     assert "a-secret" not in (tmp_path / "big.scenario.yaml").read_text()
     assert [job["name"] for job in document["jobs"]][:2] == ["before", "big"]  # type: ignore[attr-defined]
-    said = played(installation, tmp_path / "big.scenario.yaml")
-    assert said.code == 0, said.out + said.err + (tmp_path / "big.scenario.yaml").read_text()
-    # The story of a job that was cancelled after others had ended is longer, and is played again as well.
+    result = run_scenario(installation, tmp_path / "big.scenario.yaml")
+    assert result.code == 0, result.out + result.err + (tmp_path / "big.scenario.yaml").read_text()
+    # The scenario of this job is longer: it includes a job that was cancelled after others had ended.
     exported(installation, wide, tmp_path / "wide.scenario.yaml")
-    said = played(installation, tmp_path / "wide.scenario.yaml")
-    assert said.code == 0, said.out + said.err + (tmp_path / "wide.scenario.yaml").read_text()
-    assert "held          picky ends cancelled for the reason CANCELLED" in said.out
+    result = run_scenario(installation, tmp_path / "wide.scenario.yaml")
+    assert result.code == 0, result.out + result.err + (tmp_path / "wide.scenario.yaml").read_text()
+    assert "held          picky ends cancelled for the reason CANCELLED" in result.out
     again = installation.hodei("test", "-o", "json", str(tmp_path / "wide.scenario.yaml")).json["scenarios"][0]
     (start,) = next(job["starts"] for job in again["jobs"] if job["name"] == "wide")
     view = installation.job(wide).job
     waited = datetime.fromisoformat(view.scheduled_at) - datetime.fromisoformat(view.submitted_at)
-    # Of what the server saw, not of what it took: the times are those of its own steps.
+    # Both are times of scheduler steps, so that the load of the machine does not matter.
     assert abs(start["at_ms"] - waited.total_seconds() * 1000) <= 100
 
 
@@ -84,7 +84,7 @@ def test_drains_cordons_and_preemptions_are_exported(installation: Installation,
     installation.until_state(moved, "running")
     installation.ok("node", "uncordon", "b")
     installation.ok("node", "drain", "a")
-    until(lambda: installation.job(moved).job.nodes == ["b"] or None, "it has moved to b")
+    until(lambda: installation.job(moved).job.nodes == ["b"], "the job has moved to b")
     installation.until_state(moved, "running")
     urgent = installation.submit("sleep", "1", name="urgent", cpu=2, priority="critical")
     installation.ended(urgent)
@@ -94,28 +94,28 @@ def test_drains_cordons_and_preemptions_are_exported(installation: Installation,
     document = exported(installation, moved, tmp_path / "moved.scenario.yaml")
     verbs = [next(key for key in fact if key != "at") for fact in document["facts"]]  # type: ignore[attr-defined]
     assert verbs == ["cordon", "uncordon", "drain", "cancel"]
-    said = played(installation, tmp_path / "moved.scenario.yaml")
-    assert said.code == 0, said.out + said.err + (tmp_path / "moved.scenario.yaml").read_text()
-    assert "held          moved is preempted by urgent" in said.out
-    assert "(attempt 3)" in said.out
+    result = run_scenario(installation, tmp_path / "moved.scenario.yaml")
+    assert result.code == 0, result.out + result.err + (tmp_path / "moved.scenario.yaml").read_text()
+    assert "held          moved is preempted by urgent" in result.out
+    assert "(attempt 3)" in result.out
 
 
-def test_a_job_that_waits_is_exported_with_its_reason(installation: Installation, tmp_path: Path) -> None:
+def test_a_pending_job_is_exported_with_its_reason(installation: Installation, tmp_path: Path) -> None:
     installation.configure(TWO).up()
-    waits = installation.submit("true", name="waits", cpu=1, node_selector={"disk": "tape"})
-    until(lambda: installation.job(waits).job.reason_code or None, "it has been refused")
-    document = exported(installation, waits, tmp_path / "waits.scenario.yaml")
-    assert document["expect"][-1]["reason"] == installation.job(waits).job.reason_code  # type: ignore[index]
-    said = played(installation, tmp_path / "waits.scenario.yaml")
-    assert said.code == 0, said.out + said.err
-    installation.ok("cancel", str(waits))
+    pending = installation.submit("true", name="pending", cpu=1, node_selector={"disk": "tape"})
+    until(lambda: installation.job(pending).job.reason_code, "the job was tried and refused")
+    document = exported(installation, pending, tmp_path / "pending.scenario.yaml")
+    assert document["expect"][-1]["reason"] == installation.job(pending).job.reason_code  # type: ignore[index]
+    result = run_scenario(installation, tmp_path / "pending.scenario.yaml")
+    assert result.code == 0, result.out + result.err
+    installation.ok("cancel", str(pending))
 
 
 def test_an_export_needs_a_format(installation: Installation) -> None:
     installation.configure(TWO).up()
-    said = installation.hodei("job", "export", str(installation.submit("true")))
-    assert said.code == 2
-    assert "--scenario" in said.err
+    result = installation.hodei("job", "export", str(installation.submit("true")))
+    assert result.code == 2
+    assert "--scenario" in result.err
 
 
 def test_an_incident_is_exported_after_a_restart(installation: Installation, tmp_path: Path) -> None:
@@ -131,5 +131,5 @@ def test_an_incident_is_exported_after_a_restart(installation: Installation, tmp
         (node["name"], node.get("there"))
         for node in before["cluster"]  # type: ignore[attr-defined]
     ]
-    said = played(installation, tmp_path / "job.scenario.yaml")
-    assert said.code == 0, said.out + said.err
+    result = run_scenario(installation, tmp_path / "job.scenario.yaml")
+    assert result.code == 0, result.out + result.err

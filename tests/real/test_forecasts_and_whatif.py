@@ -22,15 +22,15 @@ memory = "2Gi"
 """
 
 
-def held(installation: Installation, **fields: Any) -> int:
-    """A job that fills the node until it is cancelled; it says that it takes an hour."""
+def fill_node(installation: Installation, **fields: Any) -> int:
+    """Run a job that fills the node, with an estimate of an hour."""
     id = installation.submit("sleep", "600", cpu=2, estimate="1h", **fields)
     installation.until_state(id, "running")
     return id
 
 
 def state_of(installation: Installation) -> str:
-    """All that the store knows of jobs, runs, nodes and history, as one fingerprint."""
+    """A fingerprint of all jobs, runs, nodes and events in the store."""
     tables = ("job", "run", "event", "mark", "reservation", "key")
     rows = [installation.rows(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (names of our own)
     return hashlib.sha256(repr(rows).encode()).hexdigest()
@@ -42,9 +42,9 @@ def whatif(installation: Installation, *args: str) -> Any:
 
 @pytest.fixture
 def busy(installation: Installation) -> Installation:
-    """One job runs for an hour, another waits for its place."""
+    """A server with one job that runs for an hour, and another that is pending."""
     installation.configure(ONE_NODE).up()
-    held(installation)
+    fill_node(installation)
     installation.submit("true", name="next", cpu=2, estimate="10m")
     return installation
 
@@ -56,7 +56,7 @@ def test_a_what_if_job_starts_after_the_jobs_before_it(busy, tmp_path):
     (mine,) = answer["jobs"]
     assert mine["nodes"] == ["a"]
     minutes = (mine["start_ms"] - answer["at_ms"]) / 60_000
-    assert 60 < minutes <= 70, "an hour for the one that runs, ten minutes for the one that waits"
+    assert 60 < minutes <= 70, "after the running job (1 h) and the pending one (10 min)"
     assert answer["same"] == 1
     assert state_of(busy) == before
     text = busy.ok("whatif", str(tmp_path / "job.yaml")).out
@@ -68,9 +68,9 @@ def test_what_if_lists_the_victims_of_a_critical_job(busy):
     urgent = ("--priority", "critical", "--cpu", "2", "--timeout", "5m", "--", "true")
     answer = whatif(busy, *urgent)
     assert answer["jobs"][0]["start_ms"] == answer["at_ms"]
-    (gone,) = answer["evicted"]
-    assert (gone["job"], gone["by_name"]) == (1, "true")
-    assert gone["again_ms"] > answer["at_ms"]
+    (victim,) = answer["evicted"]
+    assert (victim["job"], victim["by_name"]) == (1, "true")
+    assert victim["again_ms"] > answer["at_ms"]
     assert "would be stopped" in busy.ok("whatif", *urgent).out
 
 
@@ -79,9 +79,9 @@ def test_what_if_reports_changed_starts_for_other_nodes_and_policies(busy, tmp_p
     assert [(job["job"], job["nodes"]) for job in more["sooner"]] == [(2, ["a-new-1"])]
     assert more["sooner"][0]["start_ms"] == more["at_ms"]
     fewer = whatif(busy, "--remove-node", "a")
-    assert [gone["job"] for gone in fewer["evicted"]] == [1]
+    assert [victim["job"] for victim in fewer["evicted"]] == [1]
     assert [job["job"] for job in fewer["later"]] == [2]
-    assert "start_ms" not in fewer["later"][0], "with no node left nobody starts"
+    assert "start_ms" not in fewer["later"][0], "no job starts without a node"
     (tmp_path / "easy.toml").write_text(
         '[scheduling.profiles.default]\nqueue = "batch"\n[scheduling.profiles.default.options.batch]\nbackfill = "easy"\n'
     )
@@ -101,7 +101,7 @@ def test_what_if_reports_changed_starts_for_other_nodes_and_policies(busy, tmp_p
         (("--policy", "/nowhere.toml"), "no file", 2),
     ],
     ids=[
-        "nothing asked",
+        "no change",
         "like without nodes",
         "an unknown node",
         "no nodes",
@@ -110,8 +110,8 @@ def test_what_if_reports_changed_starts_for_other_nodes_and_policies(busy, tmp_p
     ],
 )
 def test_an_invalid_what_if_query_is_refused_with_a_clear_error(busy, args, words, code):
-    said = busy.hodei("whatif", *args)
-    assert (said.code, words in said.err) == (code, True), said
+    result = busy.hodei("whatif", *args)
+    assert (result.code, words in result.err) == (code, True), result
 
 
 @pytest.mark.parametrize(
@@ -127,17 +127,17 @@ def test_an_invalid_what_if_query_is_refused_with_a_clear_error(busy, args, word
 def test_a_what_if_policy_cannot_load_code(busy, tmp_path, line):
     command = f"touch {tmp_path / 'ran'}"
     (tmp_path / "evil.toml").write_text("[profiles.default]\n" + line.format("os:system", "os:system", command) + "\n")
-    said = busy.hodei("whatif", "--policy", str(tmp_path / "evil.toml"))
-    assert said.code == 1
-    assert "not in use on this server" in said.err
+    refused = busy.hodei("whatif", "--policy", str(tmp_path / "evil.toml"))
+    assert refused.code == 1
+    assert "not in use on this server" in refused.err
     assert not (tmp_path / "ran").exists()
 
 
 def test_why_shows_the_forecast_and_forecasts_are_graded_and_stored(busy):
-    def told() -> Any:
+    def forecast() -> Any:
         return busy.ok("why", "2", "-o", "json").json.get("forecast")
 
-    first = until(told, "a forecast was made")
+    first = until(forecast, "there is a forecast")
     assert first["p50_ms"] <= first["p90_ms"]
     assert 50 < (first["p50_ms"] - first["made_ms"]) / 60_000 <= 60
     assert "at the latest in 9 of 10 cases" in busy.ok("why", "2").out
@@ -146,7 +146,7 @@ def test_why_shows_the_forecast_and_forecasts_are_graded_and_stored(busy):
     until(lambda: "forecasts" in _notes(busy), "the forecast is stored")
     busy.kill()
     busy.up()
-    until(told, "it is known again, or made anew, after a restart")
+    until(forecast, "there is a forecast after a restart")
     busy.ok("cancel", "1")
     busy.ended(2)
     until(lambda: _metric(busy, "hodei_forecast_graded_total") >= 1, "the forecast was graded")
