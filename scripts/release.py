@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSION = re.compile(r"\d+\.\d+\.\d+")
+VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 CHANGELOG, PACKAGE, CHART = "CHANGELOG.md", "src/hodei/__init__.py", "deploy/helm/hodei/Chart.yaml"
 UNRELEASED = "## [Unreleased]\n"
+PLACES = {
+    PACKAGE: [r'(?m)^(__version__ = ").*(")$'],
+    CHART: [r"(?m)^(version: ).*()$", r'(?m)^(appVersion: ").*(")$'],
+}
 
 
 def run(*command: str) -> str:
@@ -36,31 +40,43 @@ def cut_changelog(text: str, version: str, day: str) -> str:
     return section + (f"\n## [{older}" if older else "")
 
 
-def set_versions(version: str) -> None:
-    for name, pattern in (
-        (PACKAGE, r'(?m)^(__version__ = ").*(")$'),
-        (CHART, r"(?m)^(version: ).*()$"),
-        (CHART, r'(?m)^(appVersion: ").*(")$'),
-    ):
-        path = ROOT / name
-        text, count = re.subn(pattern, rf"\g<1>{version}\g<2>", path.read_text())
+def set_version(name: str, text: str, version: str) -> str:
+    """TEXT, the content of the file NAME, with the version in the places that hold it."""
+    for pattern in PLACES[name]:
+        text, count = re.subn(pattern, rf"\g<1>{version}\g<2>", text)
         if count != 1:
             raise ValueError(f"{name} has {count} lines with a version instead of one")
-        path.write_text(text)
+    return text
+
+
+def check_version(version: str, tags: list[str], merged: list[str]) -> None:
+    """TAGS are all of the repository, MERGED those of this branch: another branch may have newer ones."""
+    if not VERSION.fullmatch(version):
+        raise ValueError(f"VERSION={version!r} is not a version such as 0.2.0")
+    if f"v{version}" in tags:
+        raise ValueError(f"the tag v{version} exists")
+    for tag in merged:
+        released = tag.removeprefix("v")
+        if VERSION.fullmatch(released) and numbers(version) < numbers(released):
+            raise ValueError(f"{version} is older than {released}, which this branch contains")
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def release(version: str) -> None:
-    if not VERSION.fullmatch(version):
-        raise ValueError(f"VERSION={version!r} is not a version such as 0.2.0")
+    check_version(version, run("git", "tag").split(), run("git", "tag", "--merged").split())
     if run("git", "status", "--porcelain"):
         raise ValueError("the tree has changes that are not committed")
-    tag = f"v{version}"
-    if run("git", "tag", "--list", tag):
-        raise ValueError(f"the tag {tag} exists")
-    log = ROOT / CHANGELOG
+    run("git", "var", "GIT_COMMITTER_IDENT")  # fails if git has no name to commit under
+    # Nothing is written before everything is checked.
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    log.write_text(cut_changelog(log.read_text(), version, today))
-    set_versions(version)
+    contents = {CHANGELOG: cut_changelog((ROOT / CHANGELOG).read_text(), version, today)}
+    contents |= {name: set_version(name, (ROOT / name).read_text(), version) for name in PLACES}
+    for name, text in contents.items():
+        (ROOT / name).write_text(text)
+    tag = f"v{version}"
     if run("git", "status", "--porcelain"):
         run("git", "commit", "--quiet", "--all", "--message", f"Version {version}")
     # The artifacts come before the tag, so a failed build leaves no tag.

@@ -142,6 +142,33 @@ def test_a_release_without_a_clear_changelog_is_refused(text: str, version: str)
         script("release").cut_changelog(text, version, "2026-02-02")
 
 
+@pytest.mark.parametrize("version", ["", "1.2", "v0.3.0", "0.3.0-rc1", "00.3.0", "0.3.0 ", "0.3.0\n"])
+def test_a_malformed_version_is_refused(version: str):
+    with pytest.raises(ValueError, match="is not a version"):
+        script("release").check_version(version, [], [])
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [("0.10.0", "the tag v0.10.0 exists"), ("0.9.0", "older than 0.10.0"), ("0.12.0", "the tag v0.12.0 exists")],
+)
+def test_a_version_that_exists_or_is_older_is_refused(version: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        script("release").check_version(version, ["v0.10.0", "v0.12.0", "other"], ["v0.10.0", "other"])
+
+
+def test_a_branch_gets_patches_older_than_the_newest_release():
+    script("release").check_version("0.10.1", ["v0.10.0", "v0.12.0"], ["v0.10.0"])
+
+
+def test_a_release_finds_each_place_of_the_version():
+    release = script("release")
+    for name in release.PLACES:
+        assert "1.2.3" in release.set_version(name, (ROOT / name).read_text(), "1.2.3")
+        with pytest.raises(ValueError, match="0 lines with a version"):
+            release.set_version(name, "", "1.2.3")
+
+
 def test_the_bill_of_materials_covers_every_extra_of_users():
     assert {*script("sbom").EXTRAS, "testing", "dev"} == set(EXTRAS)
 
