@@ -142,6 +142,8 @@ class ForecastTask:
         return found
 
     def _forecasts_are_used(self) -> bool:
+        if self._controller.scaling.offers_nodes:
+            return True
         plugins = (plugin for profile in self._controller.engine.profiles.values() for plugin in profile.layouts)
         return any(getattr(plugin, "needs_forecasts", False) for plugin in plugins)
 

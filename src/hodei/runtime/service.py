@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
+from hodei.control.capacity.planner import outlooks_of_new_jobs
 from hodei.control.controller import Controller
 from hodei.control.explain import why as explain
 from hodei.control.explain.suggestions import explain_on_node
@@ -522,8 +523,15 @@ class Service:
             return explain.plan(self.controller, specs, self.clock.now_ms(), statuses)
 
         if len(specs) > _MAX_PLANNED_ON_LOOP:
-            return await self.forecasts.query_worker.run(answer)
-        return await self._queries.run(object(), answer)
+            found = await self.forecasts.query_worker.run(answer)
+        else:
+            found = await self._queries.run(object(), answer)
+        if self.controller.scaling.offers_nodes and any(each.status == "waiting" for each in found):
+            outlooks = await self.forecasts.query_worker.run(
+                lambda: outlooks_of_new_jobs(self.controller, specs, self.clock.now_ms())
+            )
+            found = [structs.replace(each, capacity=new) for each, new in zip(found, outlooks, strict=False)]
+        return found
 
     def nodes(self) -> list[NodeStatus]:
         """Also potential ones, by name."""
@@ -535,7 +543,9 @@ class Service:
             if row is None:
                 out.append(NodeStatus(cluster.nodes[name], {}, 0))
             else:
-                out.append(NodeStatus(table.nodes[row], table.usage(row), int(table.runs[row]), holds_on(cluster, name)))
+                out.append(
+                    NodeStatus(table.nodes[row], table.usage(row), int(table.runs[row]), holds_on(cluster, name))
+                )
         return out
 
     async def override_node(self, change: NodeOverridden) -> NodeStatus:

@@ -10,7 +10,7 @@ preempted, members are packed, and a gang that does not fit on existing nodes ge
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from msgspec import structs
@@ -24,8 +24,9 @@ from hodei.engine.points import MAX_SCORE, Layout, Layouts, Reads
 from hodei.engine.profile import Weighted
 from hodei.engine.view import Gang, Member, View
 from hodei.model.capacity import CapacityOutlook, CapacityPlan, PlannedNode
+from hodei.model.facts import JobSubmitted
 from hodei.model.ids import JobId, NodeName, job_of
-from hodei.model.job import Checkpoint, Job, Reason
+from hodei.model.job import Checkpoint, Job, JobSpec, Reason
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY
 
@@ -47,6 +48,15 @@ def plan_capacity(controller: Controller, now_ms: int, go_on: Callable[[], bool]
     planner = _Planner(controller, offered, now_ms)
     planner.run(go_on)
     return planner.answer(drain)
+
+
+def outlooks_of_new_jobs(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[CapacityOutlook | None]:
+    """What new nodes would mean for these jobs, if they were submitted now. Changes the controller like `plan_capacity`."""
+    first = max(controller.cluster.jobs, default=0) + 1
+    jobs = [Job(id, spec, "pending", now_ms, now_ms, queued_ms=now_ms) for id, spec in enumerate(specs, first)]
+    controller.step(now_ms, [JobSubmitted(job) for job in jobs])
+    found = {outlook.job: outlook for outlook in plan_capacity(controller, now_ms).outlooks}
+    return [found.get(job.id) for job in jobs]
 
 
 def _offered_groups(scaling: NodeScaling, nodes: Iterable[Node], now_ms: int) -> dict[str, list[Node]]:
@@ -151,7 +161,7 @@ class _Planner:
         start_ms = self._forecasts.get(gang.id)
         if start_ms is None:
             return False
-        fastest = min(self.startup_ms(nodes[0]) for nodes in self._offered.values())
+        fastest = min(self._scaling.startup_ms_of(nodes[0]) for nodes in self._offered.values())
         if start_ms > self._now_ms + fastest + self._scaling.policy.slack_ms:
             return False
         self._notes[gang.id] = (
@@ -159,18 +169,15 @@ class _Planner:
         )
         return True
 
-    def startup_ms(self, node: Node) -> int:
-        return self._scaling.startup_ms.get(node.group) or node.startup_ms
-
     def _price(self, gang: Gang, node: Node) -> tuple[int, int, int, str]:
         """What the gang would cost per hour on nodes like this one, with the work that losses repeat; then how fast it
         would start."""
         count = nodes_needed(gang, node)
         per_hour = node.cost_milli * count
         if node.spot:
-            per_hour = round(per_hour * spot_overhead(gang, node, self.startup_ms(node)))
+            per_hour = round(per_hour * spot_overhead(gang, node, self._scaling.startup_ms_of(node)))
         last = int(node.spot and self._scaling.policy.spot == "last")
-        return last, per_hour, self.startup_ms(node), node.group
+        return last, per_hour, self._scaling.startup_ms_of(node), node.group
 
     def answer(self, drain: tuple[NodeName, ...]) -> CapacityPlan:
         jobs_on: dict[NodeName, list[JobId]] = defaultdict(list)
@@ -181,7 +188,7 @@ class _Planner:
                 jobs_on[name].append(job)
             if new:
                 nodes = [self._new[name] for name in new]
-                ready_ms = self._now_ms + max(map(self.startup_ms, nodes))
+                ready_ms = self._now_ms + max(map(self._scaling.startup_ms_of, nodes))
                 cost = sum(node.cost_milli for node in nodes)
                 outlooks.append(CapacityOutlook(job, nodes[0].group, len(nodes), ready_ms, cost))
             elif starting := [name for name in names if self._starting_ms(name)]:
@@ -199,7 +206,7 @@ class _Planner:
         order = self._controller.cluster.node_orders.get(name)
         if order is None or order.phase != "starting":
             return 0
-        return max(order.ordered_ms + self.startup_ms(order.node), self._now_ms)
+        return max(order.ordered_ms + self._scaling.startup_ms_of(order.node), self._now_ms)
 
 
 class _CheapestNodes:

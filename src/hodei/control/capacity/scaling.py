@@ -262,6 +262,10 @@ class NodeScaling:
     def hourly_cost_milli(self) -> int:
         return sum(order.node.cost_milli for order in self._cluster.node_orders.values())
 
+    def startup_ms_of(self, node: Node) -> int:
+        """Measured, else what its backend says."""
+        return self.startup_ms.get(node.group) or node.startup_ms
+
     def members(self, group: str) -> list[NodeOrder]:
         """The ordered nodes of a group that are not being stopped."""
         orders = self._cluster.node_orders.values()

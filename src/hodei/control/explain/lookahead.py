@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hodei.control.clone import clone_controller
 from hodei.control.controller import Controller, Step
 from hodei.model.effects import Start, Stop
-from hodei.model.facts import Fact, JobSubmitted, RunObserved
+from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
+from hodei.model.node import Node
 
 __all__ = ["Evicted", "Lookahead", "Started", "clone_controller", "corrected_ms", "look_ahead"]
 
@@ -103,6 +104,7 @@ class _Simulation:
         self._ends: list[tuple[int, int, RunId]] = []
         self._numbers = count()
         self._live: set[RunId] = set()
+        self._starting: list[tuple[int, NodeName, Node]] = []
         self._stopped: list[RunId] = []
         self._pause_ms = _SHORTEST_PAUSE_MS
         self._awaited = None if awaited is None else set(awaited)
@@ -119,6 +121,7 @@ class _Simulation:
     ) -> Lookahead:
         out, now_ms = self._out, self._now_ms
         self._add_live_runs()
+        self._add_starting_nodes()
         coming = iter(arrivals)
         arrival = next(coming, None)
         due: list[Fact] = list(facts)
@@ -144,6 +147,8 @@ class _Simulation:
             if then_ms > until_ms:
                 return self._over("horizon")
             now_ms = then_ms
+            while self._starting and self._starting[0][0] <= now_ms:
+                due.append(NodeJoined(self._starting.pop(0)[2]))
             while self._ends and self._ends[0][0] <= now_ms:
                 run = heapq.heappop(self._ends)[2]
                 if run in self._live:
@@ -158,6 +163,16 @@ class _Simulation:
     def _over(self, end: Literal["done", "stuck", "steps", "horizon", "stopped"]) -> Lookahead:
         self._out.end = end
         return self._out
+
+    def _add_starting_nodes(self) -> None:
+        """Ordered nodes become ready in time. What would be ordered later is left out: nodes are ordered only for jobs that
+        wait long without them."""
+        scaling = self._controller.scaling
+        for order in self._controller.cluster.node_orders.values():
+            if order.phase == "starting":
+                ready_ms = max(order.ordered_ms + scaling.startup_ms_of(order.node), self._now_ms)
+                self._starting.append((ready_ms, order.name, structs.replace(order.node, phase="ready")))
+        self._starting.sort(key=lambda one: one[:2])
 
     def _add_live_runs(self) -> None:
         cluster = self._controller.cluster
@@ -224,6 +239,8 @@ class _Simulation:
         while self._ends and self._ends[0][2] not in self._live:
             heapq.heappop(self._ends)
         times = [self._ends[0][0]] if self._ends else []
+        if self._starting:
+            times.append(self._starting[0][0])
         if arrival is not None:
             times.append(arrival[0])
         wake_ms = self._controller.next_wakeup_ms(now_ms)
