@@ -229,12 +229,14 @@ class Affinity(Struct, frozen=True, omit_defaults=True, gc=False):
 
 class BackendChoice(Struct, frozen=True, omit_defaults=True, gc=False):
     """`specific`: only `names`. `preferred`: `names` first, else any; in their order, or by `weights` (one for each).
-    `avoid`: these last in any mode."""
+    `avoid`: these last in any mode. `offline_ms`: nodes that are normally offline may be used while they are, if they start
+    the job within this time (0: they may not)."""
 
     mode: Literal["any", "preferred", "specific"] = "any"
     names: tuple[str, ...] = ()
     weights: tuple[int, ...] = ()
     avoid: tuple[str, ...] = ()
+    offline_ms: int = 0
 
 
 class LongRunning(Struct, frozen=True, tag="long-running", tag_field="type", omit_defaults=True, gc=False):

@@ -83,7 +83,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
     are numbered from 0). `address`: where members of a gang reach each other. `images`: the images it holds, with their
     bytes. `volume_limits`: how many volumes of a kind can be attached. `not_ready_code`: the reason code, if it is not
     ready for a reason specific to its backend. `cannot`: needs of jobs that its backend does not meet
-    (`model.backend`). `pool`: machines that it shares with other nodes.
+    (`model.backend`). `pool`: machines that it shares with other nodes. `offline_ok`: it is normal that it is offline, and it
+    takes jobs that allow it even then.
 
     Of nodes that the backend can start and stop: `phase`; `group`: nodes of one group are interchangeable; `startup_ms`:
     from the order until it is ready; `spot`: the provider may take it back, on average `losses_milli` times in a thousand
@@ -115,6 +116,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     not_ready_code: str = ""
     cannot: tuple[str, ...] = ()
     pool: Pool | None = None
+    offline_ok: bool = False
     phase: NodePhase = "ready"
     group: str = ""
     startup_ms: int = 0

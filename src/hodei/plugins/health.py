@@ -26,7 +26,8 @@ class Health:
         self._cordon = Taint(cordon_taint) if cordon_taint else None
 
     def key(self, member: Member) -> Hashable:
-        return None if self._cordon is None else self._tolerates_cordon(member)
+        waits = member.job.backend.offline_ms > 0
+        return waits if self._cordon is None else (waits, self._tolerates_cordon(member))
 
     def _tolerates_cordon(self, member: Member) -> bool:
         return self._cordon is not None and is_tolerated(self._cordon, member.task.tolerations)
@@ -34,21 +35,23 @@ class Health:
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         out: list[tuple[Mask, Reason]] = []
         states = nodes.by("health", _state)
+        waits = member.job.backend.offline_ms > 0
         for code, why in {(state[2], state[1]): None for state in states.values if not state[0]}:
             # A code comes from the backend, whose text is complete.
             text = why if code else f"not ready: {why}" if why else "not ready"
-            out.append((states.where(partial(_not_ready, code, why)), Reason(self.name, code or _NOT_READY, text)))
+            refused = states.where(partial(_not_ready, code, why, waits))
+            out.append((refused, Reason(self.name, code or _NOT_READY, text)))
         if any(state[3] for state in states.values) and not self._tolerates_cordon(member):
             out.append((states.where(lambda state: state[3]), Reason(self.name, "NODE_CORDONED", "cordoned")))
         return out
 
 
-_State = tuple[bool, str, str, bool]
+_State = tuple[bool, str, str, bool, bool]
 
 
 def _state(node: Node) -> _State:
-    return node.ready, node.not_ready_reason, node.not_ready_code, node.cordoned
+    return node.ready, node.not_ready_reason, node.not_ready_code, node.cordoned, node.offline_ok
 
 
-def _not_ready(code: str, why: str, state: _State) -> bool:
-    return not state[0] and state[1] == why and state[2] == code
+def _not_ready(code: str, why: str, waits: bool, state: _State) -> bool:
+    return not state[0] and state[1] == why and state[2] == code and not (waits and state[4])

@@ -23,6 +23,7 @@ from hodei.model.affinity import NodeTerm, Requirement, check_requirement, parse
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Toleration
 from hodei.model.node import Location, TaintEffect
+from hodei.model.resources import format_duration, parse_duration_ms
 
 FIELDS = ("metadata.name",)
 TOLERATE_ALL = Toleration(operator="Exists")
@@ -73,17 +74,18 @@ def backend(given: str | schema.BackendForm) -> BackendChoice:
     if isinstance(given, str):
         return BackendChoice() if given == "any" else _specific(given)
     avoid = tuple(map(word, given.avoid or ()))
+    offline_ms = parse_duration_ms(given.offline) if given.offline is not None else 0
     if given.specific is not None and given.preferred is not None:
         raise InvalidInput("give one of specific and preferred, not both")
     if given.specific is not None:
-        return BackendChoice("specific", tuple(map(word, given.specific)), avoid=avoid)
+        return BackendChoice("specific", tuple(map(word, given.specific)), avoid=avoid, offline_ms=offline_ms)
     if given.preferred is None:
-        if not avoid:
-            raise InvalidInput("give one of specific, preferred and avoid")
-        return BackendChoice(avoid=avoid)
+        if not avoid and not offline_ms:
+            raise InvalidInput("give one of specific, preferred, avoid and offline")
+        return BackendChoice(avoid=avoid, offline_ms=offline_ms)
     names = tuple(map(word, given.preferred))
     weights = tuple(given.preferred.values()) if isinstance(given.preferred, dict) else ()
-    return BackendChoice("preferred", names, weights, avoid)
+    return BackendChoice("preferred", names, weights, avoid, offline_ms)
 
 
 def near(form: schema.NearForm) -> Location:
@@ -204,4 +206,6 @@ def backend_document(choice: BackendChoice) -> Any:
         out[choice.mode] = weights or list(choice.names)
     if choice.avoid:
         out["avoid"] = list(choice.avoid)
+    if choice.offline_ms:
+        out["offline"] = format_duration(choice.offline_ms)
     return out or ""
