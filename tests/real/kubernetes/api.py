@@ -1,4 +1,4 @@
-"""For tests: a small JSON client of a Kubernetes API. It knows nothing of Hodei, so it can bear witness against it."""
+"""For tests: a small JSON client of a Kubernetes API. It shares no code with Hodei, so that it can check Hodei independently."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ PATCHES = {
 
 
 class ApiFailed(Exception):
-    """The API said no; or could not be reached at all: status 0."""
+    """The API refused the request, or could not be reached (status 0)."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"{status}: {said}")
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
         self.status = status
 
 
 def wait(predicate: Callable[[], T | None], what: str, timeout: float = DEADLINE_S) -> T:
-    """What `predicate` says once that is no longer nothing; an API that is away meanwhile counts as nothing yet."""
+    """The first truthy result of `predicate`. While the API cannot be reached, the predicate counts as false."""
     ends = time.monotonic() + timeout
     while True:
         try:
@@ -49,13 +49,13 @@ def wait(predicate: Callable[[], T | None], what: str, timeout: float = DEADLINE
 
 
 class Api:
-    """Each thread has a connection of its own, kept open."""
+    """Each thread has its own connection, which is kept open."""
 
     def __init__(self, server: str, tls: ssl.SSLContext, token: str = "") -> None:
         self.server = server
         self._tls = tls
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._mine = threading.local()
+        self._local = threading.local()
         self._resources: dict[str, list[dict[str, Any]]] = {}
 
     def get(self, path: str, **params: Any) -> Any:
@@ -76,7 +76,7 @@ class Api:
         return self.request("PATCH", path, body, params=params, content_type=PATCHES[kind])
 
     def delete(self, path: str, grace: int | None = None, missing_ok: bool = False, **params: Any) -> Any:
-        """`grace` in seconds; None leaves it to the object."""
+        """`grace` in seconds; None takes the grace period of the object."""
         body = None if grace is None else {"gracePeriodSeconds": grace}
         try:
             return self.request("DELETE", path, body, params=params)
@@ -95,7 +95,7 @@ class Api:
         return True
 
     def apply(self, objects: str | list[dict[str, Any]], namespace: str = "default") -> list[str]:
-        """Server-side apply of YAML documents or objects; their paths."""
+        """Apply YAML documents or objects server-side; returns their paths."""
         documents = list(yaml.safe_load_all(textwrap.dedent(objects))) if isinstance(objects, str) else objects
         paths = []
         for document in documents:
@@ -105,22 +105,13 @@ class Api:
                 paths.append(path)
         return paths
 
-    def is_gone(self, path: str) -> bool:
-        try:
-            self.get(path)
-        except ApiFailed as failed:
-            if failed.status != 404:
-                raise
-            return True
-        return False
-
     def forget_kinds(self) -> None:
-        """Which kinds there are is asked anew."""
+        """Discover the served kinds again at the next use."""
         self._resources.clear()
 
     def path_of(self, document: dict[str, Any], namespace: str = "default") -> str:
-        """Where the object is or will be; `namespace` if it names none and its kind has one."""
-        version, kind, about = document["apiVersion"], document["kind"], document["metadata"]
+        """The path of the object, which need not exist yet. `namespace` is for namespaced objects that name none."""
+        version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
 
         def served() -> dict[str, Any] | None:
@@ -133,9 +124,9 @@ class Api:
                         raise
             return known
 
-        resource = wait(served, f"{version} {kind} is served", 10)  # a kind that was just defined takes a moment
-        where = f"/namespaces/{about.get('namespace') or namespace}" if resource["namespaced"] else ""
-        return f"{root}{where}/{resource['name']}/{about['name']}"
+        resource = wait(served, f"{version} {kind} is served", 10)  # a new kind is served a moment later
+        where = f"/namespaces/{metadata.get('namespace') or namespace}" if resource["namespaced"] else ""
+        return f"{root}{where}/{resource['name']}/{metadata['name']}"
 
     def request(
         self,
@@ -146,34 +137,36 @@ class Api:
         params: dict[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        """JSON as values, all else as text."""
+        """The decoded answer if it is JSON, else its text."""
         target = f"{path}?{urlencode(params)}" if params else path
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": content_type, "Accept": "application/json"}
-        status, answered = self._send(method, target, data, headers)
+        status, body_bytes = self._send(method, target, data, headers)
         if status >= 400:
-            raise ApiFailed(status, answered.decode(errors="replace"))
+            raise ApiFailed(status, body_bytes.decode(errors="replace"))
         try:
-            return json.loads(answered)
+            return json.loads(body_bytes)
         except ValueError:
-            return answered.decode(errors="replace")
+            return body_bytes.decode(errors="replace")
 
     def _send(self, method: str, target: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection: http.client.HTTPSConnection | None = getattr(self._mine, "connection", None)
-        kept = connection is not None
+        connection: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
+        reused = connection is not None
         if connection is None:
-            at = urlsplit(self.server)
-            connection = http.client.HTTPSConnection(at.hostname or "", at.port, timeout=DEADLINE_S, context=self._tls)
-            self._mine.connection = connection
+            url = urlsplit(self.server)
+            connection = http.client.HTTPSConnection(
+                url.hostname or "", url.port, timeout=DEADLINE_S, context=self._tls
+            )
+            self._local.connection = connection
         try:
             connection.request(method, target, data, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            del self._mine.connection
-            # A kept connection may have been closed since, as by a restart. A read may be asked again without harm.
-            if kept and (
+            del self._local.connection
+            # The server may have closed a reused connection, for example by a restart. A read can be repeated safely.
+            if reused and (
                 method == "GET" or isinstance(error, http.client.RemoteDisconnected | BrokenPipeError | ssl.SSLEOFError)
             ):
                 return self._send(method, target, data, headers)

@@ -1,11 +1,12 @@
-"""`make bench-kube`: Hodei and kube-scheduler take turns on one real apiserver; what each binds in a second, and at what cost.
+"""`make bench-kube`: Bindings per second and CPU cost of Hodei and kube-scheduler, one after the other on the same apiserver.
 
     python -m real.kubernetes.bench [--nodes 1000 5000] [--pods 5000] [--live 2000]
 
-For each number of nodes: how many Bindings a second the apiserver takes from somebody who decides nothing (raw), then each
-scheduler with all pods waiting when it starts (backlog), then with pods that come while it runs (live, for the times from
-creation to binding). Rates are from the first to the last binding seen by a watch. Both clients may send 5,000 requests a
-second, both account for their own CPU in /proc, and all share this machine's cores with the apiserver and with this program.
+For each number of nodes it measures three things: Bindings per second that the apiserver accepts from a client that makes no
+decisions (raw); each scheduler with all pods pending when it starts (backlog); and each with pods that are created while it runs
+(live: the times from creation to binding). Rates are from the first to the last binding seen by a watch. Both schedulers may send
+5,000 requests per second. CPU times come from /proc. All processes share the cores of this machine, also with the apiserver
+and with this program.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from real.kubernetes.pod_scheduler import PodScheduler
 NAMESPACE = "bench"
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _TICKS = os.sysconf("SC_CLK_TCK")
-_AT_A_TIME = 48
+_CONCURRENCY = 48
 
 
 class _Name(Struct):
@@ -88,7 +89,7 @@ def memory_mb(pid: int) -> int:
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 
 
-async def each(items: Iterable[Any], do: Callable[[Any], Awaitable[object]], width: int = _AT_A_TIME) -> None:
+async def each(items: Iterable[Any], do: Callable[[Any], Awaitable[object]], width: int = _CONCURRENCY) -> None:
     waiting = iter(items)
 
     async def worker() -> None:
@@ -117,7 +118,7 @@ class Bench:
         await each(range(first, last), make)
 
     async def make_pods(self, count: int, scheduler: str, prefix: str) -> dict[str, float]:
-        """When each was created, by our clock."""
+        """The creation time of each pod, by the clock of this process."""
         made: dict[str, float] = {}
 
         async def make(number: int) -> None:
@@ -138,13 +139,13 @@ class Bench:
         await self.api.request("DELETE", f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events", timeout_s=120)
 
     async def bound(self, prefix: str, count: int, seen: Callable[[str, float], None], timeout_s: float = 600) -> None:
-        """Returns when so many pods whose names begin so have a node; `seen` is called for each with the time."""
+        """Wait until `count` pods with this prefix have a node. Calls `seen` with the name and time of each."""
         known: set[str] = set()
         decoder = msgspec.json.Decoder(_Event)
         async with asyncio.timeout(timeout_s):
             while len(known) < count:
-                told = await self.api.request("GET", _PODS, params={"resourceVersion": "0"})
-                listed = msgspec.json.decode(told, type=_List)
+                answer = await self.api.request("GET", _PODS, params={"resourceVersion": "0"})
+                listed = msgspec.json.decode(answer, type=_List)
                 now = time.monotonic()
                 for one in listed.items:
                     if one.spec.node_name and one.metadata.name not in known and one.metadata.name.startswith(prefix):
@@ -166,8 +167,8 @@ class Bench:
                         return
 
     async def raw(self, count: int, nodes: int) -> Result:
-        """Bindings of somebody who decides nothing and posts no Events."""
-        await self.make_pods(count, "nobody", "raw")
+        """Bindings without decisions and without Events."""
+        await self.make_pods(count, "none", "raw")
         found = msgspec.json.decode(await self.api.request("GET", _PODS), type=_List).items
 
         async def bind(number: int) -> None:
@@ -190,7 +191,7 @@ class Bench:
     async def backlog(
         self, what: str, scheduler: str, count: int, start: Callable[[], object], pid_of: Callable[[], int]
     ) -> Result:
-        """All pods are there before the scheduler is."""
+        """All pods exist before the scheduler starts."""
         await self.make_pods(count, scheduler, "backlog")
         times: list[float] = []
         cpu: list[float] = []
@@ -206,15 +207,15 @@ class Bench:
         pid = pid_of()
         result = Result(what, count, times[-1] - times[0], cpu_s(pid) - cpu[0], memory_mb(pid))
         await self._settled(scheduler, count, what)
-        result.cpu_s = cpu_s(pid) - cpu[0]  # with the Events that were still to be posted
+        result.cpu_s = cpu_s(pid) - cpu[0]  # including the Events that were still queued
         await self.clear()
         return result
 
     async def live(self, what: str, scheduler: str, count: int, pid: int) -> Result:
-        """Pods come as fast as they can be created, while it runs."""
+        """Pods are created as fast as possible while the scheduler runs."""
         ends: dict[str, float] = {}
         waiting = asyncio.create_task(self.bound("live", count, lambda name, at: ends.setdefault(name, at)))
-        await asyncio.sleep(0.5)  # the watch is open
+        await asyncio.sleep(0.5)  # the watch opens meanwhile; if it opens later, the first times are too long
         cpu = cpu_s(pid)
         made = await self.make_pods(count, scheduler, "live")
         await waiting
@@ -226,7 +227,7 @@ class Bench:
         return result
 
     async def _settled(self, scheduler: str, count: int, what: str) -> None:
-        """Until the scheduler has posted its Events, if it posts one for each pod."""
+        """Wait until the scheduler has posted its Events, if it posts one per pod."""
         if "failures" in what:
             return
         for _ in range(240):
@@ -238,43 +239,43 @@ class Bench:
         print(f"  ({what}: fewer Events than pods after a minute)")
 
 
-def say(results: list[Result], nodes: int, raw: Result) -> None:
-    theirs = results[0]
-    print(f"\n{nodes} nodes, {theirs.pods} pods waiting; raw Bindings {raw.rate:.0f}/s")
+def report(results: list[Result], nodes: int, raw: Result) -> None:
+    baseline = results[0]
+    print(f"\n{nodes} nodes, {baseline.pods} pods pending; raw Bindings {raw.rate:.0f}/s")
     for one in results:
-        ratio = f"{one.rate / theirs.rate:5.2f}x" if one is not theirs else "      "
-        cpu = f"{one.cpu_ms / theirs.cpu_ms:5.2f}x" if one is not theirs else "      "
+        ratio = f"{one.rate / baseline.rate:5.2f}x" if one is not baseline else "      "
+        cpu = f"{one.cpu_ms / baseline.cpu_ms:5.2f}x" if one is not baseline else "      "
         late = f"  p50 {one.p50_s:.2f} s  p99 {one.p99_s:.2f} s" if one.p99_s else ""
         print(
             f"  {one.what:34s} {one.rate:6.0f} pods/s {ratio}  {100 * one.rate / raw.rate:3.0f} % of raw  "
-            f"{one.cpu_ms:5.2f} ms CPU a pod {cpu}  {one.memory_mb} MB{late}",
+            f"{one.cpu_ms:5.2f} ms CPU per pod {cpu}  {one.memory_mb} MB{late}",
             flush=True,
         )
 
 
-async def measure(plane: Plane, folder: Path, given: argparse.Namespace) -> None:
+async def measure(plane: Plane, folder: Path, args: argparse.Namespace) -> None:
     api = await Api.connect(Access(str(plane.kubeconfig("admin"))), connections=128)
     bench = Bench(plane, api, folder)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     await api.request("POST", "/api/v1/namespaces", msgspec.json.encode(namespace))
     made = 0
-    for nodes in sorted(given.nodes):
+    for nodes in sorted(args.nodes):
         await bench.make_nodes(made, nodes)
         made = nodes
-        raw = await bench.raw(given.pods, nodes)
+        raw = await bench.raw(args.pods, nodes)
         backlog, live = [], []
 
         def pid_of_theirs() -> int:
             return plane.pid("kube-scheduler-theirs")
 
-        if not given.ours_only:
+        if not args.ours_only:
             backlog.append(
                 await bench.backlog(
-                    "kube-scheduler", "theirs", given.pods, lambda: plane.kube_scheduler("theirs"), pid_of_theirs
+                    "kube-scheduler", "theirs", args.pods, lambda: plane.kube_scheduler("theirs"), pid_of_theirs
                 )
             )
-            if given.live:
-                live.append(await bench.live("kube-scheduler, live", "theirs", given.live, pid_of_theirs()))
+            if args.live:
+                live.append(await bench.live("kube-scheduler, live", "theirs", args.live, pid_of_theirs()))
             plane.stop_kube_scheduler("theirs")
         for events in ("all", "failures"):
             ours = PodScheduler(plane, folder, "ours", [f"--events={events}"], "hodei", False)
@@ -286,17 +287,17 @@ async def measure(plane: Plane, folder: Path, given: argparse.Namespace) -> None
             def start(ours: PodScheduler = ours) -> object:
                 return ours.start(ready=False)
 
-            backlog.append(await bench.backlog(f"hodei, events={events}", "ours", given.pods, start, pid_of_ours))
+            backlog.append(await bench.backlog(f"hodei, events={events}", "ours", args.pods, start, pid_of_ours))
             assert ours.process is not None
-            if given.live:
-                live.append(await bench.live(f"hodei, events={events}, live", "ours", given.live, ours.process.pid))
+            if args.live:
+                live.append(await bench.live(f"hodei, events={events}, live", "ours", args.live, ours.process.pid))
             ours.process.send_signal(signal.SIGTERM)
             ours.process.wait(30)
-            if given.verbose:
-                print(ours.said())
-        say(backlog, nodes, raw)
+            if args.verbose:
+                print(ours.output())
+        report(backlog, nodes, raw)
         if live:
-            say(live, nodes, raw)
+            report(live, nodes, raw)
     await api.close()
 
 
@@ -304,15 +305,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-kube", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000])
     parser.add_argument("--pods", type=int, default=5000)
-    parser.add_argument("--live", type=int, default=2000, help="pods that come while it runs; 0 for none")
+    parser.add_argument("--live", type=int, default=2000, help="pods created while the scheduler runs; 0 for none")
     parser.add_argument("--ours-only", action="store_true")
     parser.add_argument("-v", "--verbose", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hodei-bench-") as folder:
         plane = Plane(Path(folder) / "plane")
         try:
             plane.start()
-            asyncio.run(measure(plane, Path(folder), given))
+            asyncio.run(measure(plane, Path(folder), args))
         finally:
             plane.stop()
     return 0

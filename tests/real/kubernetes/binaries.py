@@ -1,7 +1,7 @@
-"""Where the programs of the control plane are, and what to do where they are not.
+"""Paths of the control plane's programs, and a hint when they are missing.
 
-`make kubernetes` builds them once, into a cache folder that is named after their version. Without them the tests are
-skipped, except in CI: there they must be there.
+`make kubernetes` builds them once, into a cache folder with their version in its name. Without them the tests are
+skipped; in CI they fail.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pytest
 
 HERE = Path(__file__).parent
 PROGRAMS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubectl", "etcd", "kwok")
-NEXT = "next: make kubernetes (Go 1.26 or newer; some ten minutes, once)"
+NEXT = "next: make kubernetes (Go 1.26 or newer; about ten minutes, once)"
 
 
 def version() -> str:
-    """Of Kubernetes, as go.mod asks for it."""
+    """The version of Kubernetes in go.mod."""
     found = re.search(r"^\tk8s\.io/kubernetes (v[\d.]+)", (HERE / "go.mod").read_text(), re.MULTILINE)
     assert found, "go.mod names no version of k8s.io/kubernetes"
     return found[1]
@@ -32,7 +32,7 @@ def folder() -> Path:
 
 
 def missing() -> str:
-    """What is not here and what to do about it; empty if all is."""
+    """What is missing and how to get it; empty if nothing is."""
     lacking = [name for name in PROGRAMS if not os.access(folder() / name, os.X_OK)]
     if lacking:
         return f"no {', '.join(lacking)} in {folder()}; {NEXT}"
@@ -41,17 +41,17 @@ def missing() -> str:
     return ""
 
 
-def build_if_asked() -> None:
-    """Build what is missing, where that is wanted (HODEI_BUILD_KUBERNETES=1, or CI) and Go is there."""
+def build_if_enabled() -> None:
+    """Build missing programs with HODEI_BUILD_KUBERNETES=1 or in CI, if Go is installed."""
     wanted = os.environ.get("HODEI_BUILD_KUBERNETES") == "1" or os.environ.get("CI")
     if wanted and missing() and shutil.which("go"):
-        subprocess.run(["sh", str(HERE / "build.sh"), str(folder())], check=False)  # `missing` says how it went
+        subprocess.run(["sh", str(HERE / "build.sh"), str(folder())], check=False)  # `missing` reports a failed build
 
 
-def need() -> None:
-    """Go on only if all is here: else the test is skipped; in CI it fails."""
-    build_if_asked()
+def require() -> None:
+    """Skip the test if a program is missing; in CI, fail."""
+    build_if_enabled()
     if why := missing():
         if os.environ.get("CI"):
-            pytest.fail(f"in CI the control plane must be there: {why}")
+            pytest.fail(f"the control plane is missing in CI: {why}")
         pytest.skip(why)

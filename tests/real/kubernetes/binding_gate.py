@@ -1,5 +1,5 @@
-"""For tests: bindings of Hodei stop at a gate inside the API server (an admission webhook), so that a test can do something in
-the very moment between a decision and its binding."""
+"""For tests: an admission webhook that delays the bindings of Hodei, so that a test can act between a decision and its
+binding."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from real.kubernetes.cluster import Cluster
 
-_PATIENCE_S = 20
+_TIMEOUT_S = 20
 
 
 class BindingGate:
-    """Closed from the start for pods of the cluster's namespace. `waiting`: the names of the pods that stand at it."""
+    """Delays bindings in the namespace of the cluster until `open` is called. `waiting`: the pods of the delayed bindings."""
 
     def __init__(self, cluster: Cluster, pki: Path, user: str = "hodei") -> None:
         self.waiting: list[str] = []
@@ -29,7 +29,7 @@ class BindingGate:
             def do_POST(self) -> None:
                 review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 gate.waiting.append(review["request"]["name"])
-                gate._opened.wait(_PATIENCE_S)
+                gate._opened.wait(_TIMEOUT_S)
                 review["response"] = {"uid": review["request"]["uid"], "allowed": True}
                 answer = json.dumps(review).encode()
                 self.send_response(200)
@@ -61,13 +61,13 @@ class BindingGate:
         }])  # fmt: skip
 
     def until_waiting(self, *names: str) -> None:
-        self._cluster.wait(lambda: set(names) <= set(self.waiting), f"{', '.join(names)} at the gate")
+        self._cluster.wait(lambda: set(names) <= set(self.waiting), f"the bindings of {', '.join(names)} are delayed")
 
     def open(self) -> None:
         self._opened.set()
 
     def close(self) -> None:
-        """Takes the gate away."""
+        """Remove the webhook."""
         self.open()
         for path in self._paths:
             self._cluster.delete(path, missing_ok=True)

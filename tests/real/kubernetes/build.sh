@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the control plane that the tests and `make bench-kube` run against, once, into a folder outside the repository:
 #   build.sh [FOLDER]
-# Go (scripts/install-go.sh gets one if need be) and the module proxy are all it needs. Nine minutes on two cores and
-# 2 GB of memory the first time. A program is there whole or not at all.
+# Needs Go (scripts/install-go.sh installs it if necessary) and the module proxy. The first build takes nine minutes on two
+# cores and 2 GB of memory. A program appears in the folder only when it is complete.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 version=$(sed -n "s/^\tk8s\.io\/kubernetes \(v[0-9.]*\).*/\1/p" "$here/go.mod")
@@ -22,8 +22,8 @@ trap 'rm -rf "$part"' EXIT
 trap 'exit 130' INT TERM
 cd "$here"
 export CGO_ENABLED=0 GOTOOLCHAIN=auto GOBIN="$part"
-say=k8s.io/component-base/version
-names="-X $say.gitVersion=$version -X $say.gitMajor=1 -X $say.gitMinor=$minor"
+package=k8s.io/component-base/version
+names="-X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$minor"
 for name in $missing; do
     echo "building $name for Kubernetes $version" >&2
     case $name in

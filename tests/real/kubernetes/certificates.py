@@ -1,4 +1,4 @@
-"""The certificates of a control plane that lives for one test session: one authority, one server, one for each user."""
+"""Certificates of the control plane of a test session: an authority, a server, and one per user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLIENT = "extendedKeyUsage=clientAuth\n"
 
 
 def make_certificates(folder: Path, users: Mapping[str, str]) -> None:
-    """`ca`, `server` and one for each of `users` (their name in files: their subject), and `sa.key`, which signs tokens."""
+    """Files `ca`, `server`, one per entry of `users` (file name: subject), and `sa.key`, which signs tokens."""
     folder.mkdir()
     _key(folder / "ca.key")
     _openssl("req", "-x509", "-new", "-key", folder / "ca.key", "-days", _DAYS, "-subj", "/CN=test-ca", "-out",

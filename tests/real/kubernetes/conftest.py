@@ -1,4 +1,4 @@
-"""A control plane for the whole session, a namespace and nodes for each test, and Hodei as its pod scheduler."""
+"""A control plane per session, a namespace per test, and Hodei as the pod scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = count(1)
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """etcd, kube-apiserver, the controllers and kwok."""
-    binaries.need()
+    binaries.require()
     made = Plane(tmp_path_factory.mktemp("kubernetes") / "plane")
     try:
         made.start()
@@ -43,7 +43,7 @@ def cluster(plane: Plane) -> Iterator[Cluster]:
 
 @pytest.fixture
 def hodei_kube(plane: Plane, tmp_path: Path) -> Iterator[PodSchedulers]:
-    """`hodei_kube()` starts `hodei kube run`; it must go with 0 and without a Traceback when the test is over."""
+    """`hodei_kube()` starts `hodei kube run`; after the test it must exit with 0 and have logged no Traceback."""
     made = PodSchedulers(plane, tmp_path)
     try:
         yield made
@@ -53,7 +53,7 @@ def hodei_kube(plane: Plane, tmp_path: Path) -> Iterator[PodSchedulers]:
 
 @pytest.fixture(scope="module")
 def hodei(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodScheduler]:
-    """One `hodei kube run` for all tests of a file, for pods of the scheduler `hodei`: it takes seconds to start."""
+    """One `hodei kube run` per file, for pods of the scheduler `hodei`: a start takes seconds."""
     made = PodSchedulers(plane, tmp_path_factory.mktemp("hodei"))
     try:
         yield made()
@@ -63,7 +63,7 @@ def hodei(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
 
 @pytest.fixture(scope="module")
 def kube_scheduler(plane: Plane) -> Iterator[str]:
-    """The real one, for pods of `default-scheduler`; its name."""
+    """A real kube-scheduler for pods of `default-scheduler`; its scheduler name."""
     plane.kube_scheduler()
     try:
         yield "default-scheduler"
@@ -73,16 +73,16 @@ def kube_scheduler(plane: Plane) -> Iterator[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """A failed test shows what the processes said last."""
+    """Add the last output of the processes to the report of a failed test."""
     report = yield
     if report.failed:
-        for given in getattr(item, "funcargs", {}).values():
-            if isinstance(given, PodSchedulers):
-                for one in given.started:
-                    report.sections.append((f"hodei kube run: {one.log}", one.said(80)))
-            elif isinstance(given, PodScheduler):
-                report.sections.append((f"hodei kube run: {given.log}", given.said(80)))
-            elif isinstance(given, Plane):
-                for log in given.logs():
-                    report.sections.append((str(log), given.said(log.stem, 8)))
+        for fixture in getattr(item, "funcargs", {}).values():
+            if isinstance(fixture, PodSchedulers):
+                for one in fixture.started:
+                    report.sections.append((f"hodei kube run: {one.log}", one.output(80)))
+            elif isinstance(fixture, PodScheduler):
+                report.sections.append((f"hodei kube run: {fixture.log}", fixture.output(80)))
+            elif isinstance(fixture, Plane):
+                for log in fixture.logs():
+                    report.sections.append((str(log), fixture.output(log.stem, 8)))
     return report

@@ -1,5 +1,5 @@
-"""The PodGroups of scheduler-plugins and Volcano as their projects define them: the same fields, types and subresources, so that
-what is not in the schema is dropped here as it is there. Volcano's has no status subresource."""
+"""The PodGroups of scheduler-plugins and Volcano with the fields, types and subresources that their projects define, so that the
+API server drops the same unknown fields. Volcano's PodGroup has no status subresource."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ AMOUNTS: Schema = {
 }
 
 
-def thing(**properties: Schema) -> Schema:
+def object_schema(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties}
 
 
-PLUGINS = thing(
-    spec=thing(minMember={**NUMBER, "minimum": 1}, minResources=AMOUNTS, scheduleTimeoutSeconds=NUMBER),
-    status=thing(
+PLUGINS = object_schema(
+    spec=object_schema(minMember={**NUMBER, "minimum": 1}, minResources=AMOUNTS, scheduleTimeoutSeconds=NUMBER),
+    status=object_schema(
         failed=NUMBER, occupiedBy=TEXT, phase=TEXT, running=NUMBER, scheduleStartTime=TIME, succeeded=NUMBER
     ),
 )  # fmt: skip
-CONDITION = thing(lastTransitionTime=TIME, message=TEXT, reason=TEXT, status=TEXT, transitionID=TEXT, type=TEXT)
-VOLCANO = thing(
-    spec=thing(
+CONDITION = object_schema(lastTransitionTime=TIME, message=TEXT, reason=TEXT, status=TEXT, transitionID=TEXT, type=TEXT)
+VOLCANO = object_schema(
+    spec=object_schema(
         minMember=NUMBER, minResources=AMOUNTS, minTaskMember={"type": "object", "additionalProperties": NUMBER},
         priorityClassName=TEXT, queue={**TEXT, "default": "default"},
     ),
-    status=thing(
+    status=object_schema(
         conditions={"type": "array", "items": CONDITION}, failed=NUMBER, phase=TEXT, running=NUMBER, succeeded=NUMBER
     ),
 )  # fmt: skip
-VOLCANO_JOB = thing(
-    spec=thing(schedulerName=TEXT, minAvailable=NUMBER), status={"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+VOLCANO_JOB = object_schema(
+    spec=object_schema(schedulerName=TEXT, minAvailable=NUMBER), status={"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 )  # fmt: skip
 
 
@@ -78,12 +78,12 @@ KINDS = (
 
 
 def defined(plane: Plane) -> Iterator[None]:
-    """The kinds are served while inside."""
+    """Serve the kinds while the generator is suspended."""
     yield from served(plane, [kind(*one[:4], status=one[4]) for one in KINDS])
 
 
 def served(plane: Plane, definitions: list[dict[str, Any]]) -> Iterator[None]:
-    """Gone for certain at the end: a definition that is made while an older one is still going would go with it."""
+    """Waits until the definitions are deleted: one created while its predecessor is being deleted is deleted with it."""
     paths = plane.api.apply(definitions)
     for one in definitions:
         group, version, name = one["spec"]["group"], one["spec"]["versions"][0]["name"], one["spec"]["names"]["kind"]
@@ -92,5 +92,5 @@ def served(plane: Plane, definitions: list[dict[str, Any]]) -> Iterator[None]:
     for path in paths:
         plane.api.delete(path)
     for path in paths:
-        wait(lambda path=path: plane.api.is_gone(path), f"{path} is gone", 60)
+        wait(lambda path=path: not plane.api.exists(path), f"{path} is deleted", 60)
     plane.api.forget_kinds()

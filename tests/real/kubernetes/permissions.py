@@ -1,9 +1,9 @@
-"""Which permissions of deploy/kubernetes were used, by the audit log of the tests' API server.
+"""Compares the permissions of deploy/kubernetes with those used in the audit log of the tests' API server.
 
     HODEI_KUBE_AUDIT=/tmp/audit.log pytest tests/real/kubernetes
     cd tests && python -m real.kubernetes.permissions /tmp/audit.log
 
-It tells what is granted and was never asked for, and what was asked for and is not granted.
+It prints permissions that are granted and unused, and those that were used and are not granted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import yaml
 
 ROLES = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 FILES = ("rbac.yaml", "rbac-forecast.yaml", "rbac-reclaim.yaml")
-Right = tuple[str, str, str]  # the API group, the resource, the verb
+Permission = tuple[str, str, str]  # the API group, the resource, the verb
 
 
-def granted(files: Iterable[str] = FILES) -> set[Right]:
-    out: set[Right] = set()
+def granted(files: Iterable[str] = FILES) -> set[Permission]:
+    out: set[Permission] = set()
     for file in files:
         for document in yaml.safe_load_all((ROLES / file).read_text()):
             for rule in (document or {}).get("rules", ()):
@@ -34,17 +34,17 @@ def granted(files: Iterable[str] = FILES) -> set[Right]:
     return out
 
 
-def used(log: Path) -> set[Right]:
-    out: set[Right] = set()
+def used(log: Path) -> set[Permission]:
+    out: set[Permission] = set()
     for line in log.read_text().splitlines():
-        about = json.loads(line).get("objectRef")
-        if about:
-            sub = f"/{about['subresource']}" if about.get("subresource") else ""
-            out.add((about.get("apiGroup", ""), about.get("resource", "") + sub, json.loads(line)["verb"]))
+        target = json.loads(line).get("objectRef")
+        if target:
+            sub = f"/{target['subresource']}" if target.get("subresource") else ""
+            out.add((target.get("apiGroup", ""), target.get("resource", "") + sub, json.loads(line)["verb"]))
     return out
 
 
 if __name__ == "__main__":
-    have, need = granted(), used(Path(sys.argv[1]))
-    for title, rights in (("granted and never asked for", have - need), ("asked for and not granted", need - have)):
-        print(f"{title}:", *[" ".join(right) for right in sorted(rights)], sep="\n  ")
+    have, needed = granted(), used(Path(sys.argv[1]))
+    for title, permissions in (("granted and unused", have - needed), ("used and not granted", needed - have)):
+        print(f"{title}:", *[" ".join(permission) for permission in sorted(permissions)], sep="\n  ")

@@ -1,8 +1,8 @@
-"""A real Kubernetes control plane for tests: kube-apiserver and etcd as real processes on loopback and free ports, and,
-as asked for, the controllers, kwok (which plays the kubelets) and kube-scheduler.
+"""A real Kubernetes control plane for tests: kube-apiserver and etcd as processes on loopback and free ports, and on request
+the controllers, kwok (which simulates the kubelets) and kube-scheduler.
 
-RBAC is on. Users: `admin` may all; `hodei` may what deploy/kubernetes/rbac.yaml allows the scheduler, and no more;
-`nobody` may nothing. Everything is stopped by its own pid; the logs stay in the folder.
+RBAC is on. Users: `admin` has all permissions, `hodei` those that deploy/kubernetes/rbac.yaml grants the scheduler,
+`unprivileged` none. Each process is stopped by its pid; the logs stay in the folder.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ USERS = {
     "admin": "/O=system:masters/CN=admin",
     "scheduler": "/CN=system:kube-scheduler",
     "hodei": "/CN=hodei",
-    "nobody": "/CN=nobody",
+    "unprivileged": "/CN=unprivileged",
 }
-# Gangs as Kubernetes itself has them are switched off by default in this version; they are what tests want to see.
+# The gangs of Kubernetes itself are off by default in this version.
 GATES = "--feature-gates=GenericWorkload=true,GangScheduling=true"
 _GROUPS = "--runtime-config=scheduling.k8s.io/v1alpha2=true"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 HODEI = {"kind": "User", "name": "hodei", "apiGroup": "rbac.authorization.k8s.io"}
 
 
@@ -52,10 +52,10 @@ class Plane:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._data: Path | None = None
         self._pki = folder / "pki"
-        self._issued: dict[tuple[str, str], Api] = {}
+        self._clients: dict[tuple[str, str], Api] = {}
 
     def start(self) -> Plane:
-        """etcd and kube-apiserver; ready when this returns."""
+        """Start etcd and kube-apiserver and wait until they are ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         make_certificates(self._pki, USERS)
         groups = {"admin": "system:masters"}
@@ -65,7 +65,7 @@ class Plane:
         peers = f"http://127.0.0.1:{free_port()}"
         self.run("etcd", [
             f"--data-dir={self._data}", "--unsafe-no-fsync", "--quota-backend-bytes=8589934592", "--log-level=warn",
-            "--warning-unary-request-duration=300ms",  # else every request is logged
+            "--warning-unary-request-duration=300ms",  # else it logs every request
             f"--listen-client-urls={self._etcd}", f"--advertise-client-urls={self._etcd}",
             f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
             f"--initial-cluster=default={peers}",
@@ -82,7 +82,7 @@ class Plane:
             f"--client-ca-file={pki}/ca.crt", f"--token-auth-file={self.folder}/tokens.csv",
             "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki}/sa.key", f"--service-account-signing-key-file={pki}/sa.key",
-            "--disable-admission-plugins=ServiceAccount",  # pods need no account
+            "--disable-admission-plugins=ServiceAccount",  # pods need no service account
             "--service-cluster-ip-range=10.0.0.0/24", "--endpoint-reconciler-type=none",
             "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000", "--profiling=false",
             "--shutdown-delay-duration=0s", GATES, _GROUPS, *self._audit(),
@@ -90,7 +90,7 @@ class Plane:
         self._until("kube-apiserver", lambda: self.api.get("/readyz") == "ok")
 
     def _audit(self) -> list[str]:
-        """Where $HODEI_KUBE_AUDIT names a file, each request of the user `hodei` becomes a line of it (`permissions.py`)."""
+        """With $HODEI_KUBE_AUDIT, requests of the user `hodei` are logged to that file, one per line (`permissions.py`)."""
         log = os.environ.get("HODEI_KUBE_AUDIT", "")
         if not log:
             return []
@@ -104,19 +104,19 @@ class Plane:
         self.end("kube-apiserver", sig)
 
     def restart_apiserver(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        """The same address and the same data; all watches are cut."""
+        """Restart it with the same address and data; all watches are cut."""
         self.stop_apiserver(sig)
         self.start_apiserver()
 
     def revive_apiserver(self) -> None:
-        """For a test that failed while it was stopped: the next one is not to fail with it."""
+        """Start it again if a failed test has left it stopped, so that the next test does not fail too."""
         running = self._processes.get("kube-apiserver")
         if running is None or running.poll() is not None:
             self._processes.pop("kube-apiserver", None)
             self.start_apiserver()
 
     def controllers(self, ready: bool = True) -> None:
-        """kube-controller-manager: owners of pods, taints of nodes, volumes, budgets, namespaces, garbage."""
+        """Start kube-controller-manager: workloads, taints of nodes, volumes, budgets, namespaces, garbage collection."""
         port = free_port()
         admin = self.kubeconfig("admin")
         self.run("kube-controller-manager", [
@@ -124,32 +124,32 @@ class Plane:
             "--authorization-always-allow-paths=/healthz", "--bind-address=127.0.0.1", f"--secure-port={port}",
             f"--service-account-private-key-file={self._pki}/sa.key", f"--root-ca-file={self._pki}/ca.crt",
             "--leader-elect=false", "--kube-api-qps=1000", "--kube-api-burst=2000", "--pvclaimbinder-sync-period=1s",
-            "--node-monitor-grace-period=24h",  # nobody renews leases: a node is lost when a test says so
+            "--node-monitor-grace-period=24h",  # no kubelet renews leases; tests set the Ready condition
             f"--cert-dir={self.folder}/kcm", "--profiling=false", GATES,
         ])  # fmt: skip
         if ready:
             self._until("kube-controller-manager", lambda: _healthy(f"https://127.0.0.1:{port}"))
 
     def kwok(self, ready: bool = True) -> None:
-        """Plays the kubelets of all nodes, as kwok.yaml says."""
+        """Start kwok, which simulates the kubelets of all nodes as kwok.yaml describes."""
         address = f"127.0.0.1:{free_port()}"
         shutil.copy(HERE / "kwok.yaml", self.folder / "kwok.yaml")
         self.run("kwok", [
             f"--kubeconfig={self.kubeconfig('admin')}", f"--config={self.folder}/kwok.yaml", "--manage-all-nodes=true",
             f"--server-address={address}", "--node-ip=127.0.0.1", "--cidr=10.64.0.0/10",
-            "--node-lease-duration-seconds=0",  # a node may be taken away and come back at once; see `controllers`
+            "--node-lease-duration-seconds=0",  # so that a deleted node can join again at once; see `controllers`
         ])  # fmt: skip
         if ready:
             self._until("kwok", lambda: _healthy(f"http://{address}"))
 
     def kube_scheduler(self, name: str = "default-scheduler", **config: Any) -> str:
-        """The real one, for pods that ask for `name`; its address. `config` goes into its KubeSchedulerConfiguration."""
+        """Start kube-scheduler for pods of `name`; returns its address. `config` extends its KubeSchedulerConfiguration."""
         port = free_port()
         admin = self.kubeconfig("admin")
         process = f"kube-scheduler-{name}"
         file = self.folder / f"{process}.json"
         connection = {"kubeconfig": str(self.kubeconfig("scheduler")), "qps": 5000, "burst": 5000}
-        wanted = {
+        configuration = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": connection,
@@ -157,7 +157,7 @@ class Plane:
             "profiles": [{"schedulerName": name}],
             **config,
         }
-        file.write_text(json.dumps(wanted))
+        file.write_text(json.dumps(configuration))
         self.run(process, [
             f"--config={file}", "--bind-address=127.0.0.1", f"--secure-port={port}",
             f"--authentication-kubeconfig={admin}", f"--authorization-kubeconfig={admin}",
@@ -175,76 +175,76 @@ class Plane:
         return self.api_of("admin")
 
     def api_of(self, user: str, by: str = "certificate") -> Api:
-        if (user, by) not in self._issued:
+        if (user, by) not in self._clients:
             tls = ssl.create_default_context(cafile=str(self._pki / "ca.crt"))
             if by == "certificate":
                 tls.load_cert_chain(self._pki / f"{user}.crt", self._pki / f"{user}.key")
-            self._issued[user, by] = Api(self.server, tls, "" if by == "certificate" else self.token(user))
-        return self._issued[user, by]
+            self._clients[user, by] = Api(self.server, tls, "" if by == "certificate" else self.token(user))
+        return self._clients[user, by]
 
     def token(self, user: str) -> str:
         return f"{user}-token"
 
     def kubeconfig(self, user: str = "admin", by: str = "certificate", server: str = "") -> Path:
-        """A file for `user`, `by` "certificate" or "token"; `server` for one that is reached another way."""
-        mine: dict[str, str] = {
+        """A kubeconfig for `user`, `by` "certificate" or "token"; `server` replaces the address, as with a proxy."""
+        credentials: dict[str, str] = {
             "client-certificate": f"{self._pki}/{user}.crt",
             "client-key": f"{self._pki}/{user}.key",
         }
         if by == "token":
-            mine = {"token": self.token(user)}
+            credentials = {"token": self.token(user)}
         cluster = {"server": server or self.server, "certificate-authority": f"{self._pki}/ca.crt"}
-        written = {
+        document = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": user, "user": mine}],
+            "users": [{"name": user, "user": credentials}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
             "current-context": "test",
         }
-        elsewhere = "-" + server.rsplit(":", 1)[1] if server else ""
-        path = self.folder / f"{user}-{by}{elsewhere}.kubeconfig"
-        text = yaml.safe_dump(written)
-        if not path.exists() or path.read_text() != text:  # one may be reading it right now
+        suffix = "-" + server.rsplit(":", 1)[1] if server else ""
+        path = self.folder / f"{user}-{by}{suffix}.kubeconfig"
+        text = yaml.safe_dump(document)
+        if not path.exists() or path.read_text() != text:  # another process may be reading it
             path.write_text(text)
         return path
 
     def kubectl(self, *arguments: str, user: str = "admin", input: str = "") -> str:
-        """What it says; it must succeed."""
+        """The output of kubectl, which must succeed."""
         done = subprocess.run(
             [self.bin / "kubectl", f"--kubeconfig={self.kubeconfig(user)}", *arguments],
-            input=input, capture_output=True, text=True, timeout=_PATIENCE_S, check=False,
+            input=input, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
         return done.stdout
 
     def allow_hodei(self) -> None:
-        """What is shipped, bound to the user `hodei`: a permission that is missing there fails a test."""
+        """Bind the shipped roles to the user `hodei`, so that a missing permission fails a test."""
         if RBAC.exists():
             self.allow(RBAC)
         else:
-            self.api.apply([_bound("system:kube-scheduler"), _bound("system:volume-scheduler")])
+            self.api.apply([_binding("system:kube-scheduler"), _binding("system:volume-scheduler")])
 
     def allow(self, roles: Path) -> list[str]:
-        """The roles of a file, and whoever they are bound to there, and `hodei`; the paths of all that was made."""
+        """Apply the roles and bindings of a file and add the user `hodei` to the bindings; returns the paths."""
         shipped = [document for document in yaml.safe_load_all(roles.read_text()) if document]
         for document in shipped:
             if document["kind"].endswith("Binding"):
                 document["subjects"] = [*document.get("subjects", []), HODEI]
         named = {document["metadata"].get("namespace") for document in shipped} - {None, "default", "kube-system"}
-        spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in sorted(named)]
-        self.api.apply(spaces)
+        namespaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in sorted(named)]
+        self.api.apply(namespaces)
         return self.api.apply(shipped)
 
     def run(self, name: str, arguments: Sequence[str], program: str = "") -> subprocess.Popen[bytes]:
-        """Start a program of the control plane; what it says goes to `name`.log."""
+        """Start a program of the control plane; its output goes to `name`.log."""
         assert name not in self._processes, f"{name} is running already"
         command = [self.bin / (program or name), *arguments]
         self._processes[name] = spawn(command, self.folder / f"{name}.log", cwd=self.folder)
         return self._processes[name]
 
     def end(self, name: str, sig: signal.Signals = signal.SIGTERM) -> None:
-        """Gone when this returns; what does not go by itself is killed."""
+        """Stop a process and wait for its exit; kill it after 10 s."""
         process = self._processes.pop(name, None)
         if process is None:
             return
@@ -261,12 +261,12 @@ class Plane:
     def stop(self) -> None:
         last = ("kube-apiserver", "etcd")
         for name in [*(name for name in self._processes if name not in last), *last]:
-            # Nothing is worth a clean end here: the data is thrown away.
+            # The data is thrown away, so a clean shutdown is not needed.
             self.end(name, signal.SIGKILL)
         if self._data:
             shutil.rmtree(self._data, ignore_errors=True)
 
-    def said(self, name: str, lines: int = 20) -> str:
+    def output(self, name: str, lines: int = 20) -> str:
         """The last lines of a log."""
         log = self.folder / f"{name}.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
@@ -277,24 +277,24 @@ class Plane:
     def _until(self, name: str, ready: Any) -> None:
         def is_ready() -> bool:
             code = self._processes[name].poll()
-            assert code is None, f"{name} ended with {code}:\n{self.said(name)}"
+            assert code is None, f"{name} ended with {code}:\n{self.output(name)}"
             try:
                 return bool(ready())
-            except (OSError, ApiFailed):  # not yet, or not yet all of it
+            except (OSError, ApiFailed):  # still starting
                 return False
 
         try:
-            wait(is_ready, f"{name} is ready", _PATIENCE_S)
+            wait(is_ready, f"{name} is ready", _TIMEOUT_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.said(name)}\n(all in {self.folder})") from None
+            raise AssertionError(f"{error}\n{self.output(name)}\n(logs: {self.folder})") from None
 
 
 def _name(user: str) -> str:
-    """As the API knows the user."""
+    """The user name in the API."""
     return USERS[user].rsplit("CN=", 1)[1]
 
 
-def _bound(role: str) -> dict[str, Any]:
+def _binding(role: str) -> dict[str, Any]:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
@@ -305,14 +305,14 @@ def _bound(role: str) -> dict[str, Any]:
 
 
 def _healthy(address: str) -> bool:
-    """By its own certificate, which nobody signed: this is loopback."""
+    """Its certificate is self-signed and not verified: this is loopback."""
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     with urllib.request.urlopen(f"{address}/healthz", timeout=5, context=tls) as answer:
         return bool(answer.status == 200)
 
 
-if __name__ == "__main__":  # by hand: python -m real.kubernetes.plane, in tests/
+if __name__ == "__main__":  # python -m real.kubernetes.plane, in tests/
     began = time.monotonic()
     plane = Plane(Path(tempfile.mkdtemp(prefix="hodei-plane-")) / "plane")
     try:

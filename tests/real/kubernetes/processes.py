@@ -1,4 +1,4 @@
-"""Processes that do not outlive the tests: the kernel ends them with the test process, and the next tests clean up."""
+"""Processes that do not outlive the tests: the kernel kills them with the test process; leftover data is removed by the next run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _PREFIX = "hodei-etcd-"
 def spawn(
     command: Sequence[str | Path], log: Path, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """What it says is added to `log`."""
-    with log.open("ab") as said:
+    """Start a process; its output is appended to `log`."""
+    with log.open("ab") as output:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=cwd, env=env, start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env, start_new_session=True,
             preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )  # fmt: skip
 
 
 def folder_in_memory() -> Path:
-    """For data that is worth nothing when the tests are over; on disk if memory cannot be had."""
+    """A folder for temporary data, on disk if there is no writable /dev/shm."""
     if not os.access(_MEMORY, os.W_OK):
         return Path(tempfile.mkdtemp(prefix=_PREFIX))
-    for left in _MEMORY.glob(f"{_PREFIX}*"):
-        owner = left.name.removeprefix(_PREFIX).split("-")[0]
+    for leftover in _MEMORY.glob(f"{_PREFIX}*"):
+        owner = leftover.name.removeprefix(_PREFIX).split("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY))

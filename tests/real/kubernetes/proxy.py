@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Carries bytes and looks at none of them. `refusing`: nobody new gets through."""
+    """Copies bytes without parsing them. `refusing`: new connections are closed at once."""
 
     def __init__(self, server: str) -> None:
-        at = urlsplit(server)
-        self._target = (at.hostname or "127.0.0.1", at.port or 443)
+        url = urlsplit(server)
+        self._target = (url.hostname or "127.0.0.1", url.port or 443)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.server = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
         self.refusing = False
@@ -22,12 +22,12 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> int:
-        """All connections, in the middle of whatever they are at; how many there were."""
+        """Cut all connections at once; returns how many there were."""
         with self._lock:
-            mine, self._open = self._open, set()
-        for one in mine:
+            cut, self._open = self._open, set()
+        for one in cut:
             _close(one)
-        return len(mine) // 2
+        return len(cut) // 2
 
     def close(self) -> None:
         self.refusing = True
@@ -37,23 +37,23 @@ class Proxy:
     def _accept(self) -> None:
         while True:
             try:
-                here, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             if self.refusing:
-                here.close()
+                client.close()
                 continue
             try:
-                there = socket.create_connection(self._target)
+                server = socket.create_connection(self._target)
             except OSError:
-                here.close()
+                client.close()
                 continue
             with self._lock:
-                self._open |= {here, there}
-            for source, sink in ((here, there), (there, here)):
-                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+                self._open |= {client, server}
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 sink.sendall(data)

@@ -1,4 +1,4 @@
-"""Faults between Hodei and the cluster: connections, the API server, rights, and faster schedulers."""
+"""Faults between Hodei and the cluster: connections, the API server, permissions, and races with other schedulers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_changes_during_an_outage_are_caught_up(
     cluster.make_pod("old", cpu="3", scheduler="far")
     cluster.until_bound("old")
     proxy.refusing = True
-    assert proxy.cut() > 10  # all the watches
+    assert proxy.cut() > 10  # all watches
     cluster.delete_pod("old", grace=0)
     cluster.make_pod("new", cpu="3", scheduler="far")
     cluster.make_pod("short-lived", cpu="3", scheduler="far")
@@ -48,8 +48,10 @@ def test_changes_during_an_outage_are_caught_up(
     cluster.until_bound("small")
 
 
-def test_the_apiserver_dies_in_the_middle_of_a_load(cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers):
-    """No pod is lost, and no node is given more than it has."""
+def test_no_pod_is_lost_when_the_apiserver_is_killed_under_load(
+    cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers
+):
+    """Every pod is bound or pending, and no node is overcommitted."""
     nodes = cluster.make_nodes(4, cpu="4")
     hodei_kube("steady")
     cluster.make_pods(40, cpu="500m", scheduler="steady", schedulingGates=[{"name": "example.com/go"}])
@@ -73,71 +75,76 @@ def test_the_apiserver_dies_in_the_middle_of_a_load(cluster: Cluster, plane: Pla
     restarted.set()
     loading.join()
     assert done.is_set()
-    cluster.wait(lambda: len(cluster.bound()) == 32, "as many are bound as there is room for", 60)
+    cluster.wait(lambda: len(cluster.bound()) == 32, "as many are bound as fit", 60)
     assert sorted(cluster.bound().values()) == sorted(nodes * 8)
-    waiting = next(f"pod-{at}" for at in range(40) if f"pod-{at}" not in cluster.bound())
-    cluster.until_condition(waiting, "PodScheduled", "False", "Unschedulable")
+    pending = next(f"pod-{at}" for at in range(40) if f"pod-{at}" not in cluster.bound())
+    cluster.until_condition(pending, "PodScheduled", "False", "Unschedulable")
 
 
 def test_a_token_that_is_replaced_is_read_again(
     cluster: Cluster, plane: Plane, hodei_kube: PodSchedulers, tmp_path: Path
 ):
-    """Its own account's, tied to a Secret: with that, the token is void."""
+    """A token of its service account is bound to a Secret; deleting the Secret invalidates it."""
     cluster.make_nodes(1)
 
     def issue(secret: str) -> str:
         paths = cluster.apply(
             [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret, "namespace": "hodei-system"}}]
         )
-        tied = {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": cluster.get(paths[0])["metadata"]["uid"]}
-        asked = {"spec": {"boundObjectRef": tied, "expirationSeconds": 3600}}
+        secret_reference = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "name": secret,
+            "uid": cluster.get(paths[0])["metadata"]["uid"],
+        }
+        request = {"spec": {"boundObjectRef": secret_reference, "expirationSeconds": 3600}}
         path = "/api/v1/namespaces/hodei-system/serviceaccounts/hodei/token"
         return str(
-            cluster.post(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", **asked})["status"][
+            cluster.post(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", **request})["status"][
                 "token"
             ]
         )
 
     token = tmp_path / "token"
     token.write_text(issue("first"))
-    written = yaml.safe_load(plane.kubeconfig("hodei").read_text())
-    written["users"][0]["user"] = {"tokenFile": str(token)}
+    kubeconfig = yaml.safe_load(plane.kubeconfig("hodei").read_text())
+    kubeconfig["users"][0]["user"] = {"tokenFile": str(token)}
     config = tmp_path / "kubeconfig"
-    config.write_text(yaml.safe_dump(written))
-    hodei_kube("tokened", [f"--kubeconfig={config}"])
-    cluster.make_pod("one", scheduler="tokened")
+    config.write_text(yaml.safe_dump(kubeconfig))
+    hodei_kube("token-file", [f"--kubeconfig={config}"])
+    cluster.make_pod("one", scheduler="token-file")
     cluster.until_bound("one")
     token.write_text(issue("second"))
     cluster.delete("/api/v1/namespaces/hodei-system/secrets/first")
-    plane.restart_apiserver()  # it remembers for a while whom it has let in
-    cluster.make_pod("two", scheduler="tokened")
+    plane.restart_apiserver()  # it caches authenticated tokens for a while
+    cluster.make_pod("two", scheduler="token-file")
     cluster.until_bound("two")
 
 
-def test_missing_rights_are_logged_and_waited_for(cluster: Cluster, hodei_kube: PodSchedulers):
-    mine = hodei_kube("powerless", user="nobody", ready=False)
+def test_missing_permissions_are_logged_and_waited_for(cluster: Cluster, hodei_kube: PodSchedulers):
+    scheduler = hodei_kube("unprivileged", user="unprivileged", ready=False)
 
-    def said_so() -> bool:
-        return "/api/v1/nodes cannot be kept up to date" in mine.said()
+    def logged() -> bool:
+        return "/api/v1/nodes cannot be kept up to date" in scheduler.output()
 
-    cluster.wait(said_so, "it has said what it may not")
-    assert not mine.is_ready()
-    assert "forbidden" in mine.said()
-    assert mine.process is not None
-    assert mine.process.poll() is None
-    assert mine.get("/livez") == "ok"
+    cluster.wait(logged, "the missing permission is logged")
+    assert not scheduler.is_ready()
+    assert "forbidden" in scheduler.output()
+    assert scheduler.process is not None
+    assert scheduler.process.poll() is None
+    assert scheduler.get("/livez") == "ok"
 
 
-def test_a_missing_right_is_reported_on_the_pod(cluster: Cluster, hodei: PodScheduler):
+def test_a_missing_permission_is_reported_on_the_pod(cluster: Cluster, hodei: PodScheduler):
     cluster.make_nodes(1)
     role: dict[str, Any] = cluster.get(ROLE)
     rules = role["rules"]
     cluster.patch(ROLE, {"rules": [rule for rule in rules if "pods/binding" not in rule["resources"]]})
     try:
         cluster.make_pod("one")
-        told = cluster.until_condition("one", "PodScheduled", "False", "SchedulerError")
-        assert 'cannot create resource "pods/binding"' in told["message"]
-        assert f"pod {cluster.namespace}/one was not bound" in hodei.said()
+        condition = cluster.until_condition("one", "PodScheduled", "False", "SchedulerError")
+        assert 'cannot create resource "pods/binding"' in condition["message"]
+        assert f"pod {cluster.namespace}/one was not bound" in hodei.output()
     finally:
         cluster.patch(ROLE, {"rules": rules})
     cluster.until_bound("one")
@@ -153,36 +160,34 @@ def gate(cluster: Cluster, plane: Plane) -> Iterator[BindingGate]:
 def test_a_pod_bound_first_by_another_scheduler_counts_on_its_node(
     cluster: Cluster, gate: BindingGate, hodei: PodScheduler
 ):
-    cluster.make_nodes(1, cpu="4", prefix="ours")
+    cluster.make_nodes(1, cpu="4", prefix="first")
     cluster.make_pod("one", cpu="3")
     gate.until_waiting("one")
-    cluster.make_nodes(1, cpu="4", prefix="theirs")
-    cluster.bind("one", "theirs-0")
+    cluster.make_nodes(1, cpu="4", prefix="second")
+    cluster.bind("one", "second-0")
     gate.open()
     cluster.make_pods(2, cpu="2", prefix="next")
-    assert set(cluster.until_bound("next-0", "next-1").values()) == {"ours-0"}
-    assert cluster.bound_to("one") == "theirs-0"
+    assert set(cluster.until_bound("next-0", "next-1").values()) == {"first-0"}
+    assert cluster.bound_to("one") == "second-0"
     assert cluster.condition("one")["status"] == "True"
     assert cluster.events_of("one", "FailedScheduling") == []
 
 
-def test_a_pod_that_is_deleted_while_it_is_bound_leaves_nothing_behind(
-    cluster: Cluster, gate: BindingGate, hodei: PodScheduler
-):
+def test_a_pod_deleted_during_its_binding_holds_no_capacity(cluster: Cluster, gate: BindingGate, hodei: PodScheduler):
     cluster.make_nodes(1, cpu="4")
     cluster.make_pod("one", cpu="3")
     gate.until_waiting("one")
     cluster.delete_pod("one", grace=0)
-    cluster.make_pod("one", cpu="4")  # another by the same name
+    cluster.make_pod("one", cpu="4")  # another pod of the same name
     gate.open()
     cluster.until_bound("one")
     cluster.until_event("one", "Scheduled")
 
 
-def test_a_node_deleted_during_a_binding_leaves_nothing_behind(
+def test_a_pod_bound_to_a_deleted_node_counts_when_the_node_returns(
     cluster: Cluster, gate: BindingGate, hodei: PodScheduler
 ):
-    """The API binds to what is not there. The pod is where the API says; when the node comes back, it counts on it."""
+    """The API accepts bindings to deleted nodes. When the node returns, the pod takes its capacity."""
     cluster.make_nodes(1, cpu="4")
     cluster.make_pod("one", cpu="3")
     gate.until_waiting("one")
@@ -199,14 +204,14 @@ def test_a_node_deleted_during_a_binding_leaves_nothing_behind(
 def test_a_gang_half_bound_by_a_killed_scheduler_is_completed_after_the_restart(
     cluster: Cluster, gate: BindingGate, hodei_kube: PodSchedulers
 ):
-    """All bindings are under way when it dies; some are made by the API all the same."""
+    """All bindings are in progress when the scheduler is killed; the API still completes some."""
     cluster.make_nodes(2, cpu="4")
-    mine = hodei_kube("mortal")
-    said = {"pod-group": "ring", "pod-group-size": "4"}
-    cluster.make_pods(4, cpu="2", prefix="ring", scheduler="mortal", annotations=said)
+    scheduler = hodei_kube("killed")
+    annotations = {"pod-group": "ring", "pod-group-size": "4"}
+    cluster.make_pods(4, cpu="2", prefix="ring", scheduler="killed", annotations=annotations)
     gate.until_waiting(*[f"ring-{at}" for at in range(4)])
     assert cluster.bound() == {}
-    mine.kill()
+    scheduler.kill()
     gate.open()
-    mine.start()
+    scheduler.start()
     assert sorted(cluster.until_bound().values()) == ["node-0", "node-0", "node-1", "node-1"]

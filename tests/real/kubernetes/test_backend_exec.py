@@ -1,6 +1,6 @@
 """Commands in a running pod, checkpoints, health checks and measured usage. The API server is real; kwok simulates the pods, and
-the commands are real processes of this machine (`log_kubelet` says what that does not prove). kwok runs no probes: the tests
-write the kubelet's result into the pod's status.
+the commands are real processes of this machine (`fake_kubelet` describes the limits of that). kwok runs no probes: the tests write
+their results into the status of the pod.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hodei.model.job import RUN_ENDED, Checkpoint, HealthCheck
 from hodei.model.outcome import StopReason
 from real.kubernetes.api import ApiFailed
 from real.kubernetes.cluster import Cluster
-from real.kubernetes.log_kubelet import LogKubelet
+from real.kubernetes.fake_kubelet import FakeKubelet
 from real.kubernetes.plane import Plane
-from real.kubernetes.test_backend import Bench, bind_shipped_rights
-from real.kubernetes.test_backend import tell as tell  # the fixture
+from real.kubernetes.test_backend import KubernetesRecorder, bind_shipped_roles
+from real.kubernetes.test_backend import with_backend as with_backend
 
 pytestmark = pytest.mark.real
 RUN = "1.0.1"
-# A stand-in for a job's first process: saves its work when it is told to.
-SAVER = """
+# The first process of a job, which writes a checkpoint on SIGUSR1.
+CHECKPOINTER = """
 import pathlib, signal, sys
 def save(*_): pathlib.Path(sys.argv[1]).write_text("saved")
 signal.signal(signal.SIGUSR1, save)
@@ -43,14 +43,14 @@ while True: signal.pause()
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def short_intervals(monkeypatch):
     monkeypatch.setattr(backend, "SUPERVISE_EVERY_S", 0.1)
     monkeypatch.setattr(supervision, "FILE_POLL_MS", 300)
 
 
 @pytest.fixture
-def kubelet(plane: Plane, cluster: Cluster, tell: Callable[..., None]) -> Iterator[LogKubelet]:
-    made = LogKubelet(plane)
+def kubelet(plane: Plane, cluster: Cluster, with_backend: Callable[..., None]) -> Iterator[FakeKubelet]:
+    made = FakeKubelet(plane)
     made.serve(cluster, f"{cluster.namespace}-0")
     try:
         yield made
@@ -59,8 +59,8 @@ def kubelet(plane: Plane, cluster: Cluster, tell: Callable[..., None]) -> Iterat
 
 
 @contextlib.contextmanager
-def a_saver(file: Path) -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", SAVER, str(file)], stdout=subprocess.PIPE) as process:
+def checkpointer(file: Path) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", CHECKPOINTER, str(file)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
@@ -69,274 +69,282 @@ def a_saver(file: Path) -> Iterator[int]:
             process.kill()
 
 
-async def running(bench: Bench, **fields: Any) -> str:
-    """Its pod's name."""
-    await bench.backend.start([bench.order(1, **fields)])
-    await bench.running(RUN)
-    return pod_name(bench.installation, RUN)
+async def running(recorder: KubernetesRecorder, **fields: Any) -> str:
+    """Start run 1.0.1 and wait until it runs; returns the name of its pod."""
+    await recorder.backend.start([recorder.order(1, **fields)])
+    await recorder.running(RUN)
+    return pod_name(recorder.installation, RUN)
 
 
-async def heard(bench: Bench, true: Callable[[Any], object]) -> Any:
+async def until_observed(recorder: KubernetesRecorder, condition: Callable[[Any], object]) -> Any:
+    """The first observation that meets the condition."""
     async with asyncio.timeout(30):
-        while not (found := [seen for seen in bench.observed if true(seen)]):
-            await bench.poll()
+        while not (found := [seen for seen in recorder.observed if condition(seen)]):
+            await recorder.poll()
     return found[0]
 
 
-def test_a_command_runs_in_the_container_with_arguments_output_and_exit_code(tell, kubelet):
+def test_a_command_runs_in_the_container_with_arguments_output_and_exit_code(with_backend, kubelet):
     hostile = ["a b", "$(id)", "`id`", "${HOME}", "a\nb", "%s&x=1", "é", "+", ""]
 
-    async def story(bench: Bench) -> None:
-        name = await running(bench)
-        done = await bench.backend.execute(RUN, ["printf", "%s|", *hostile], 10_000)
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        name = await running(recorder)
+        done = await recorder.backend.execute(RUN, ["printf", "%s|", *hostile], 10_000)
         assert (done.exit_code, done.stdout.decode().split("|")[:-1], done.stderr) == (0, hostile, b"")
         assert kubelet.commands(name) == [["printf", "%s|", *hostile]]
-        done = await bench.backend.execute(RUN, ["sh", "-c", "echo out; echo err >&2; exit 7"], 10_000)
+        done = await recorder.backend.execute(RUN, ["sh", "-c", "echo out; echo err >&2; exit 7"], 10_000)
         assert (done.exit_code, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
-        done = await bench.backend.execute(RUN, ["sh", "-c", "kill -9 $$"], 10_000)
+        done = await recorder.backend.execute(RUN, ["sh", "-c", "kill -9 $$"], 10_000)
         assert done.exit_code == 137
-        done = await bench.backend.execute(RUN, ["no-such-program"], 10_000)
+        done = await recorder.backend.execute(RUN, ["no-such-program"], 10_000)
         assert (done.exit_code, b"not found" in done.stderr) == (127, True)
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_more_output_than_is_kept_is_cut_and_a_command_that_takes_too_long_is_not_waited_for(tell, kubelet):
-    async def story(bench: Bench) -> None:
-        await running(bench)
-        done = await bench.backend.execute(RUN, ["head", "-c", "3000000", "/dev/zero"], 20_000)
+def test_long_output_is_cut_and_a_command_that_exceeds_its_timeout_is_not_waited_for(with_backend, kubelet):
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        await running(recorder)
+        done = await recorder.backend.execute(RUN, ["head", "-c", "3000000", "/dev/zero"], 20_000)
         assert (done.exit_code, len(done.stdout), done.cut) == (0, 1 << 20, True)
-        done = await bench.backend.execute(RUN, ["sh", "-c", "echo early; exec sleep 3"], 500)
+        done = await recorder.backend.execute(RUN, ["sh", "-c", "echo early; exec sleep 3"], 500)
         assert (done.exit_code, done.stdout) == (None, b"early\n")
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_run_that_does_not_run_has_no_commands(tell, kubelet, cluster):
-    async def story(bench: Bench) -> None:
+def test_commands_are_refused_unless_the_run_is_running(with_backend, kubelet, cluster):
+    async def scenario(recorder: KubernetesRecorder) -> None:
         for run in (RUN, "99.0.1"):
             with pytest.raises(NotFound):
-                await bench.backend.execute(run, ["true"], 1000)
-        await bench.run(bench.order(1, runs_for="1ms"))
+                await recorder.backend.execute(run, ["true"], 1000)
+        await recorder.run(recorder.order(1, runs_for="1ms"))
         with pytest.raises(NotFound):
-            await bench.backend.execute(RUN, ["true"], 1000)
+            await recorder.backend.execute(RUN, ["true"], 1000)
         assert kubelet.executed == []
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_the_shipped_rights_suffice_for_commands_and_a_missing_one_is_named(tell, kubelet, cluster, plane: Plane):
-    bind_shipped_rights(cluster, "nobody")
+def test_the_shipped_permissions_suffice_for_commands_and_a_missing_one_is_reported(
+    with_backend, kubelet, cluster, plane: Plane
+):
+    bind_shipped_roles(cluster, "unprivileged")
 
-    async def story(bench: Bench) -> None:
-        await running(bench)
-        assert (await bench.backend.execute(RUN, ["true"], 10_000)).exit_code == 0
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        await running(recorder)
+        assert (await recorder.backend.execute(RUN, ["true"], 10_000)).exit_code == 0
         role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}/rolebindings/hodei-backend-exec"
         cluster.delete(role)
 
-        async def again_and_again() -> None:
+        async def execute_until_refused() -> None:
             async with asyncio.timeout(30):
-                while True:  # the API server learns of it a moment later
-                    await bench.backend.execute(RUN, ["true"], 10_000)
+                while True:  # the API server applies the change a moment later
+                    await recorder.backend.execute(RUN, ["true"], 10_000)
 
         with pytest.raises(BackendRefused, match="pods/exec"):
-            await again_and_again()
+            await execute_until_refused()
 
-    tell(story, kubeconfig=str(plane.kubeconfig("nobody")))
+    with_backend(scenario, kubeconfig=str(plane.kubeconfig("unprivileged")))
 
 
-def test_a_checkpoint_is_taken_by_a_command_and_a_failure_is_reported(tell, kubelet, tmp_path):
-    async def story(bench: Bench) -> None:
+def test_a_checkpoint_is_taken_by_a_command_and_a_failure_is_reported(with_backend, kubelet, tmp_path):
+    async def scenario(recorder: KubernetesRecorder) -> None:
         saved = tmp_path / "work"
-        name = await running(bench, checkpoint=Checkpoint(command=("touch", str(saved))))
+        name = await running(recorder, checkpoint=Checkpoint(command=("touch", str(saved))))
         before_ms = int(time.time() * 1000)
-        await bench.backend.checkpoint([TakeCheckpoint(RUN, "prod", Checkpoint(command=("touch", str(saved))))])
-        told = await heard(bench, lambda seen: seen.checkpoint_ms)
+        await recorder.backend.checkpoint([TakeCheckpoint(RUN, "prod", Checkpoint(command=("touch", str(saved))))])
+        observation = await until_observed(recorder, lambda seen: seen.checkpoint_ms)
         assert saved.exists()
-        assert told.checkpoint_ms >= before_ms
+        assert observation.checkpoint_ms >= before_ms
         assert ["touch", str(saved)] in kubelet.commands(name)
-        await bench.backend.checkpoint([TakeCheckpoint(RUN, "prod", Checkpoint(command=("false",)))])
-        told = await heard(bench, lambda seen: seen.checkpoint_error)
-        assert (told.checkpoint_error, told.state) == ("its checkpoint command failed: exit code 1", "running")
+        await recorder.backend.checkpoint([TakeCheckpoint(RUN, "prod", Checkpoint(command=("false",)))])
+        observation = await until_observed(recorder, lambda seen: seen.checkpoint_error)
+        assert (observation.checkpoint_error, observation.state) == (
+            "its checkpoint command failed: exit code 1",
+            "running",
+        )
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_work_is_saved_by_a_signal_and_seen_by_its_file(tell, kubelet, tmp_path):
+def test_a_checkpoint_is_taken_by_a_signal_and_detected_by_its_file(with_backend, kubelet, tmp_path):
     file = tmp_path / "checkpoint"
 
-    async def story(bench: Bench) -> None:
+    async def scenario(recorder: KubernetesRecorder) -> None:
         hook = Checkpoint(signal="USR1", file=str(file), timeout_ms=20_000)
-        name = await running(bench, checkpoint=hook)
-        env = {one["name"]: one["value"] for one in bench.pod(RUN)["spec"]["containers"][0]["env"]}
+        name = await running(recorder, checkpoint=hook)
+        env = {one["name"]: one["value"] for one in recorder.pod(RUN)["spec"]["containers"][0]["env"]}
         assert env["HODEI_CHECKPOINT_FILE"] == str(file)
-        with a_saver(file) as pid:
+        with checkpointer(file) as pid:
             kubelet.main[name] = pid
-            await bench.backend.checkpoint([TakeCheckpoint(RUN, "prod", hook)])
-            await heard(bench, lambda seen: seen.checkpoint_ms)
+            await recorder.backend.checkpoint([TakeCheckpoint(RUN, "prod", hook)])
+            await until_observed(recorder, lambda seen: seen.checkpoint_ms)
         assert file.read_text() == "saved"
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_work_that_the_job_saves_by_itself_is_noticed(tell, kubelet, tmp_path):
+def test_a_checkpoint_that_the_job_takes_by_itself_is_reported(with_backend, kubelet, tmp_path):
     file = tmp_path / "checkpoint"
 
-    async def story(bench: Bench) -> None:
-        await running(bench, checkpoint=Checkpoint(file=str(file)))
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        await running(recorder, checkpoint=Checkpoint(file=str(file)))
         file.write_text("x")
         os.utime(file, (1_700_000_000, 1_700_000_000))
-        assert (await heard(bench, lambda seen: seen.checkpoint_ms)).checkpoint_ms == 1_700_000_000_000
-        assert (await bench.backend.known())[RUN].checkpoint_ms == 1_700_000_000_000
+        assert (await until_observed(recorder, lambda seen: seen.checkpoint_ms)).checkpoint_ms == 1_700_000_000_000
+        assert (await recorder.backend.known())[RUN].checkpoint_ms == 1_700_000_000_000
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_stop_waits_until_work_is_saved(tell, kubelet, tmp_path):
+def test_a_stop_waits_for_the_checkpoint(with_backend, kubelet, tmp_path):
     file = tmp_path / "checkpoint"
 
-    async def story(bench: Bench) -> None:
+    async def scenario(recorder: KubernetesRecorder) -> None:
         hook = Checkpoint(signal="USR1", file=str(file), timeout_ms=20_000)
-        name = await running(bench, checkpoint=hook)
-        with a_saver(file) as pid:
+        name = await running(recorder, checkpoint=hook)
+        with checkpointer(file) as pid:
             kubelet.main[name] = pid
             order = Stop(RUN, "prod", 5000, StopReason("preempted", "by 7"), hook)
-            await bench.backend.stop([order])
-            await bench.backend.stop([order])
-            end = await bench.end_of(RUN)
+            await recorder.backend.stop([order])
+            await recorder.backend.stop([order])
+            end = await recorder.end_of(RUN)
         assert file.read_text() == "saved"
         assert (end.state, end.reason) == ("stopped", "preempted by 7")
         assert end.checkpoint_ms
         assert len([command for command in kubelet.commands(name) if "USR1" in command]) == 1
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_stop_continues_after_a_failed_checkpoint_and_reports_it(tell, kubelet):
-    async def story(bench: Bench) -> None:
+def test_a_stop_continues_after_a_failed_checkpoint_and_reports_it(with_backend, kubelet):
+    async def scenario(recorder: KubernetesRecorder) -> None:
         hook = Checkpoint(command=("sh", "-c", "exit 3"))
-        await running(bench, checkpoint=hook)
-        await bench.backend.stop([Stop(RUN, "prod", 5000, StopReason("preempted", "by 7"), hook)])
-        end = await bench.end_of(RUN)
+        await running(recorder, checkpoint=hook)
+        await recorder.backend.stop([Stop(RUN, "prod", 5000, StopReason("preempted", "by 7"), hook)])
+        end = await recorder.end_of(RUN)
         assert (end.state, end.reason) == (
             "stopped", "preempted by 7; its checkpoint command failed: exit code 3",
         )  # fmt: skip
         assert not end.checkpoint_ms
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_second_stop_without_a_hook_does_not_wait_for_the_first(tell, kubelet):
-    async def story(bench: Bench) -> None:
+def test_a_second_stop_without_a_hook_does_not_wait_for_the_first(with_backend, kubelet):
+    async def scenario(recorder: KubernetesRecorder) -> None:
         hook = Checkpoint(command=("sleep", "20"), timeout_ms=600_000)
-        name = await running(bench, checkpoint=hook)
-        await bench.backend.stop([Stop(RUN, "prod", 60_000, StopReason("drained"), hook)])
-        await bench.until(lambda: kubelet.commands(name), "the hook has begun")
-        assert RUN not in [seen.run for seen in bench.observed if seen.state in RUN_ENDED]
-        await bench.stop(RUN, grace_ms=1000, reason=StopReason("cancelled"))
-        end = await bench.end_of(RUN)
+        name = await running(recorder, checkpoint=hook)
+        await recorder.backend.stop([Stop(RUN, "prod", 60_000, StopReason("drained"), hook)])
+        await recorder.until(lambda: kubelet.commands(name), "the checkpoint command has started")
+        assert RUN not in [seen.run for seen in recorder.observed if seen.state in RUN_ENDED]
+        await recorder.stop(RUN, grace_ms=1000, reason=StopReason("cancelled"))
+        end = await recorder.end_of(RUN)
         assert (end.state, end.reason) == ("stopped", "drained; its checkpoint was cut short")
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_stop_interrupted_by_a_crash_is_repeated_after_the_restart(tell, kubelet, tmp_path):
-    async def story(bench: Bench) -> None:
+def test_a_stop_interrupted_by_a_crash_is_repeated_after_the_restart(with_backend, kubelet, tmp_path):
+    async def scenario(recorder: KubernetesRecorder) -> None:
         hook = Checkpoint(
             command=("sh", "-c", f"echo x >>{tmp_path}/saves; [ $(wc -l <{tmp_path}/saves) = 2 ] || sleep 15")
         )
-        name = await running(bench, checkpoint=hook)
+        name = await running(recorder, checkpoint=hook)
         order = Stop(RUN, "prod", 1000, StopReason("drained"), hook)
-        await bench.backend.stop([order])
-        await bench.until(lambda: (tmp_path / "saves").exists() and kubelet.commands(name), "the hook has begun")
-        await bench.restart()
-        assert (await bench.backend.known())[RUN].state == "running"
-        await bench.backend.stop([order])
-        end = await bench.end_of(RUN)
+        await recorder.backend.stop([order])
+        await recorder.until(
+            lambda: (tmp_path / "saves").exists() and kubelet.commands(name), "the checkpoint command has started"
+        )
+        await recorder.restart()
+        assert (await recorder.backend.known())[RUN].state == "running"
+        await recorder.backend.stop([order])
+        end = await recorder.end_of(RUN)
         assert (end.state, end.reason, bool(end.checkpoint_ms)) == ("stopped", "drained", True)
 
-    tell(story)
+    with_backend(scenario)
 
 
-def be_ready(cluster: Cluster, pod: str, ready: bool) -> None:
-    """What a kubelet writes after its probe has succeeded, or failed often enough."""
+def set_ready(cluster: Cluster, pod: str, ready: bool) -> None:
+    """Set the status that a kubelet writes after its probe has succeeded, or failed often enough."""
     path = f"{cluster.pods_path}/{pod}"
     (status,) = cluster.get(path)["status"]["containerStatuses"]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    said = [{"type": "ContainersReady", "status": str(ready), "lastTransitionTime": now}]
+    conditions = [{"type": "ContainersReady", "status": str(ready), "lastTransitionTime": now}]
     cluster.patch(
         f"{path}/status",
-        {"status": {"containerStatuses": [{**status, "ready": ready}], "conditions": said}},
+        {"status": {"containerStatuses": [{**status, "ready": ready}], "conditions": conditions}},
         "strategic",
     )
 
 
-def test_a_run_whose_probe_fails_too_often_is_stopped_as_unhealthy(tell, kubelet, cluster):
+def test_a_run_whose_probe_fails_too_often_is_stopped_as_unhealthy(with_backend, kubelet, cluster):
     check = HealthCheck(command=("test", "-e", "$(HOME)"), every_ms=1000, timeout_ms=1000, failures=2)
 
-    async def story(bench: Bench) -> None:
-        name = await running(bench, health=check)
-        assert bench.pod(RUN)["spec"]["containers"][0]["readinessProbe"] == {
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        name = await running(recorder, health=check)
+        assert recorder.pod(RUN)["spec"]["containers"][0]["readinessProbe"] == {
             "exec": {"command": ["test", "-e", "$$(HOME)"]}, "initialDelaySeconds": 1, "periodSeconds": 1,
             "timeoutSeconds": 1, "failureThreshold": 2, "successThreshold": 1,
         }  # fmt: skip
-        await heard(bench, lambda seen: seen.health == "ok")
-        await asyncio.to_thread(be_ready, cluster, name, False)
-        end = await bench.end_of(RUN)
-        assert [seen.health for seen in bench.observed if seen.health][-1] == "failing"
+        await until_observed(recorder, lambda seen: seen.health == "ok")
+        await asyncio.to_thread(set_ready, cluster, name, False)
+        end = await recorder.end_of(RUN)
+        assert [seen.health for seen in recorder.observed if seen.health][-1] == "failing"
         assert (end.state, end.reason_code) == ("failed", "unhealthy")
         assert end.reason == "its health check failed 2 times in a row"
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_run_that_recovers_in_time_continues(tell, kubelet, cluster):
+def test_a_run_that_recovers_in_time_continues(with_backend, kubelet, cluster):
     check = HealthCheck(http="http://localhost:8080/live?x=1", every_ms=60_000, timeout_ms=1000, failures=3)
 
-    async def story(bench: Bench) -> None:
-        name = await running(bench, health=check)
-        probe = bench.pod(RUN)["spec"]["containers"][0]["readinessProbe"]
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        name = await running(recorder, health=check)
+        probe = recorder.pod(RUN)["spec"]["containers"][0]["readinessProbe"]
         assert probe["httpGet"] == {"path": "/live?x=1", "port": 8080, "scheme": "HTTP"}
-        await asyncio.to_thread(be_ready, cluster, name, False)
-        await bench.until(lambda: not bench.pod(RUN)["status"]["containerStatuses"][0]["ready"], "not ready")
-        await asyncio.to_thread(be_ready, cluster, name, True)
-        await heard(bench, lambda seen: seen.health == "ok")
-        assert (await bench.backend.known())[RUN].state == "running"
+        await asyncio.to_thread(set_ready, cluster, name, False)
+        await recorder.until(lambda: not recorder.pod(RUN)["status"]["containerStatuses"][0]["ready"], "not ready")
+        await asyncio.to_thread(set_ready, cluster, name, True)
+        await until_observed(recorder, lambda seen: seen.health == "ok")
+        assert (await recorder.backend.known())[RUN].state == "running"
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_stale_heartbeat_file_stops_the_run(tell, kubelet, tmp_path):
+def test_a_stale_heartbeat_file_stops_the_run(with_backend, kubelet, tmp_path):
     file = tmp_path / "beat"
     check = HealthCheck(file=str(file), every_ms=300, timeout_ms=5000, failures=2)
 
-    async def story(bench: Bench) -> None:
-        beating = asyncio.Event()
+    async def scenario(recorder: KubernetesRecorder) -> None:
+        stopped = asyncio.Event()
 
         async def beat() -> None:
-            while not beating.is_set():
+            while not stopped.is_set():
                 file.write_text(str(time.monotonic_ns()))
                 await asyncio.sleep(0.02)
 
-        heart = asyncio.create_task(beat())
-        await running(bench, health=check)
-        await heard(bench, lambda seen: seen.health == "ok")
-        beating.set()
-        await heart
-        end = await bench.end_of(RUN)
+        heartbeat = asyncio.create_task(beat())
+        await running(recorder, health=check)
+        await until_observed(recorder, lambda seen: seen.health == "ok")
+        stopped.set()
+        await heartbeat
+        end = await recorder.end_of(RUN)
         assert (end.state, end.reason_code) == ("failed", "unhealthy")
         assert "has not changed for 0.3s" in end.reason
 
-    tell(story)
+    with_backend(scenario)
 
 
-def test_a_cluster_without_metrics_is_reported(tell):
-    async def story(bench: Bench) -> None:
+def test_a_cluster_without_metrics_is_reported(with_backend):
+    async def scenario(recorder: KubernetesRecorder) -> None:
         with pytest.raises(Unsupported, match="does not measure") as refusal:
-            await bench.backend.usage()
+            await recorder.backend.usage()
         assert "metrics-server" in refusal.value.hint
 
-    tell(story)
+    with_backend(scenario)
 
 
 METRICS = {
@@ -353,9 +361,9 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_measured_use_is_that_of_the_clusters_metrics(tell, cluster, plane: Plane):
-    """The objects are those of a metrics-server, kept by the API server itself: what a metrics-server measures is not shown."""
-    bind_shipped_rights(cluster, "nobody")
+def test_usage_is_that_of_the_metrics_api(with_backend, cluster, plane: Plane):
+    """The test stores the objects of a metrics-server in the API server, so no measurement is tested."""
+    bind_shipped_roles(cluster, "unprivileged")
     cluster.apply([METRICS])
     try:
         name = f"{cluster.namespace}-0"
@@ -364,7 +372,7 @@ def test_measured_use_is_that_of_the_clusters_metrics(tell, cluster, plane: Plan
         def served() -> bool:
             try:
                 return bool(cluster.get(path))
-            except ApiFailed:  # its storage is being set up
+            except ApiFailed:  # not served yet
                 return False
 
         cluster.wait(served, "the metrics API is served")
@@ -374,12 +382,12 @@ def test_measured_use_is_that_of_the_clusters_metrics(tell, cluster, plane: Plan
             for one in (name, f"{name}-not-ours")
         ])  # fmt: skip
 
-        async def story(bench: Bench) -> None:
-            used = await bench.backend.usage()
+        async def scenario(recorder: KubernetesRecorder) -> None:
+            used = await recorder.backend.usage()
             assert {node: dict(one.used) for node, one in used.items()} == {
                 f"lab-{name}": {"cpu": 1235, "memory": 2 << 30}
             }
 
-        tell(story, kubeconfig=str(plane.kubeconfig("nobody")), node_prefix="lab-")
+        with_backend(scenario, kubeconfig=str(plane.kubeconfig("unprivileged")), node_prefix="lab-")
     finally:
         cluster.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/nodes.metrics.k8s.io")

@@ -1,5 +1,5 @@
-"""A whole server with a cluster as its backend: a job's file becomes a pod, and the pod's end the job's. Real processes, a real
-API server, kwok in the place of the kubelets (no container runs: a pod ends as its annotations say)."""
+"""An installation with a Kubernetes backend: a job file becomes a pod, and the end of the pod that of the job. Real processes and a
+real API server; kwok simulates the kubelets (no container runs: a pod ends as its annotations say)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from real.installation import Installation, until
 from real.kubernetes.cluster import Cluster
-from real.kubernetes.log_kubelet import LogKubelet
+from real.kubernetes.fake_kubelet import FakeKubelet
 
 pytestmark = pytest.mark.real
 JOB = """
@@ -29,8 +29,8 @@ annotations:
 @pytest.fixture
 def server(installation: Installation, cluster: Cluster) -> Installation:
     name = cluster.make_node(f"{cluster.namespace}-0", "4", "16Gi", labels={"pool": cluster.namespace})
-    here = [{"type": "InternalIP", "address": "127.0.0.1"}]
-    cluster.patch(f"/api/v1/nodes/{name}/status", {"status": {"addresses": here}})
+    addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
+    cluster.patch(f"/api/v1/nodes/{name}/status", {"status": {"addresses": addresses}})
     installation.configure(f"""
 [scheduling.admission]
 oversized = "wait"
@@ -56,8 +56,8 @@ def submit(installation: Installation, runs_for: str = "1ms", code: int = 0) -> 
     return int(installation.ok("submit", str(file), "-q").out)
 
 
-def the_pod(cluster: Cluster, job: int) -> dict[str, Any]:
-    (pod,) = until(lambda: cluster.pods(labelSelector=f"hodei.io/job={job}"), f"job {job} is a pod")
+def pod_of(cluster: Cluster, job: int) -> dict[str, Any]:
+    (pod,) = until(lambda: cluster.pods(labelSelector=f"hodei.io/job={job}"), f"job {job} has a pod")
     return pod
 
 
@@ -68,15 +68,15 @@ def test_a_job_file_runs_as_a_pod_to_its_end(server: Installation, cluster: Clus
     assert (failed.job.state, failed.job.exit_code, failed.job.reason_code) == ("failed", 7, "EXIT_CODE")
     assert good.runs[0].node == f"{cluster.namespace}-0"
     assert "7" in server.ok("why", str(bad)).out
-    until(lambda: not cluster.pods(), "the pods are gone once their ends are stored")
+    until(lambda: not cluster.pods(), "the pods are deleted after their ends are stored")
     shown = server.ok("backend", "show", "prod").out
     assert "kubernetes" in shown
 
 
-def test_a_pod_continues_while_the_server_is_down_and_its_end_is_found(server: Installation, cluster: Cluster):
+def test_a_pod_continues_while_the_server_is_down_and_its_end_is_reported(server: Installation, cluster: Cluster):
     job = submit(server, runs_for="3s", code=7)
     server.until_state(job, "running")
-    pod = the_pod(cluster, job)
+    pod = pod_of(cluster, job)
     server.kill()
     cluster.until_phase(pod["metadata"]["name"], "Failed")
     server.up()
@@ -84,27 +84,26 @@ def test_a_pod_continues_while_the_server_is_down_and_its_end_is_found(server: I
     assert (end.job.exit_code, len(end.runs)) == (7, 1)
 
 
-def test_a_cancelled_job_takes_its_pod_with_it(server: Installation, cluster: Cluster):
+def test_cancelling_a_job_deletes_its_pod(server: Installation, cluster: Cluster):
     job = submit(server, runs_for="1h")
     server.until_state(job, "running")
     server.ok("cancel", str(job))
     (end,) = server.ended(job)
     assert (end.job.state, end.runs[0].exit_code) == ("cancelled", 143)
-    until(lambda: not cluster.pods(), "its pod is gone")
+    until(lambda: not cluster.pods(), "its pod is deleted")
 
 
 def test_a_job_waits_while_other_pods_hold_the_capacity_with_a_reason(server: Installation, cluster: Cluster):
     cluster.make_pod("other", "3950m", "1Gi", nodeName=f"{cluster.namespace}-0")
-    until(lambda: _free(server) < 100, "the room that the other pod takes is known")
+    until(lambda: _free(server) < 100, "the request of the other pod is known")
     job = submit(server)
-    said = server.ok("why", str(job)).out
-    assert "cpu" in said
+    assert "cpu" in server.ok("why", str(job)).out
     cluster.delete_pod("other")
     assert server.ended(job)[0].job.state == "succeeded"
 
 
 def _free(server: Installation) -> int:
-    """Thousandths of a core that the one node offers."""
+    """The capacity of the only node, in thousandths of a core."""
     (node,) = server.ok("nodes", "-o", "json").json
     cpu = str(node["capacity"]["cpu"])
     return int(cpu.removesuffix("m")) if cpu.endswith("m") else int(cpu) * 1000
@@ -116,22 +115,22 @@ def test_a_cluster_without_metrics_has_a_hint(server: Installation):
     assert "metrics-server" in answer.json["hint"]
 
 
-def test_commands_and_saved_work_reach_the_pod_from_the_terminal(server: Installation, cluster: Cluster):
-    """The commands are processes of this machine, see log_kubelet."""
-    kubelet = LogKubelet(cluster.plane)
+def test_exec_and_checkpoint_reach_the_pod(server: Installation, cluster: Cluster):
+    """The commands are processes of this machine, see fake_kubelet."""
+    kubelet = FakeKubelet(cluster.plane)
     kubelet.serve(cluster, f"{cluster.namespace}-0")
-    file, saved = server.home.parent / "saves.yaml", server.home.parent / "saved"
+    file, saved = server.home.parent / "checkpoints.yaml", server.home.parent / "saved"
     try:
         file.write_text(JOB.format(runs_for="1h", code=0) + f"checkpoint: {{command: [touch, {saved}]}}\n")
         job = int(server.ok("submit", str(file), "-q").out)
         server.until_state(job, "running")
-        said = server.hodei("exec", str(job), "--", "sh", "-c", "echo hello; exit 7")
-        assert (said.code, said.out) == (7, "hello\n")
+        done = server.hodei("exec", str(job), "--", "sh", "-c", "echo hello; exit 7")
+        assert (done.code, done.out) == (7, "hello\n")
         server.ok("checkpoint", str(job))
-        until(saved.exists, "its work is saved")
+        until(saved.exists, "the checkpoint is taken")
         saved.unlink()
         server.ok("suspend", str(job))
         server.until_state(job, "held")
-        assert saved.exists()  # before it was stopped
+        assert saved.exists()  # the checkpoint precedes the stop
     finally:
         kubelet.close()

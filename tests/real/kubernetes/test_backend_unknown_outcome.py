@@ -1,6 +1,6 @@
-"""No run becomes two pods, whatever becomes of the request to create one: the API server hangs (SIGSTOP) for longer than we
-wait, the answer is cut after it has acted, the server is killed in between. A real API server; kwok plays the kubelets, so
-that pods are counted (by their uids), not commands. HODEI_ROUNDS says how often each scenario is played.
+"""No run becomes two pods, whatever happens to the request that creates one: the API server hangs (SIGSTOP) beyond the timeout, its
+answer is cut after it has created the pod, the server is killed in between. A real API server; kwok simulates the kubelets, so the
+tests count pods (by uid), not commands. HODEI_ROUNDS is the number of repetitions of each scenario.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from fault_proxy import ABANDON, CUT, PASS, FaultProxy
-from fault_proxy import freeze as stand_still
+from fault_proxy import freeze as freeze_process
 from hodei.backends.kubernetes import pod_api, runs
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
@@ -27,17 +27,17 @@ from ports import free_port
 from real.installation import Installation, until
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.plane import Plane
-from real.kubernetes.test_backend import Bench, let_go_of_all, opened
+from real.kubernetes.test_backend import KubernetesRecorder, opened, remove_finalizers
 
 pytestmark = pytest.mark.real
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 CREATE = r"^POST /api/v1/namespaces/[^/]+/pods"
-HOW = {"hangs": PASS, "hangs and is abandoned": ABANDON, "cut": CUT}
+FAULTS = {"hangs": PASS, "hangs and is abandoned": ABANDON, "cut": CUT}
 REQUEST_TIMEOUT_S = 1.0
 
 
 class Pods:
-    """Every pod that was ever created in a namespace: the uids of each run, as a watch tells them."""
+    """Every pod that was ever created in a namespace: the uids of each run, from a watch."""
 
     def __init__(self, cluster: Cluster, port: int) -> None:
         self.uids: dict[str, set[str]] = {}
@@ -54,13 +54,13 @@ class Pods:
                 self.uids.setdefault(meta["labels"]["hodei.io/run"], set()).add(meta["uid"])
 
     def of(self, job: int) -> int:
-        """How many pods there were for the runs of a job."""
+        """The number of pods created for the runs of a job."""
         return sum(len(uids) for run, uids in list(self.uids.items()) if run.startswith(f"{job}."))
 
 
 @pytest.fixture
-def plain(cluster: Cluster) -> Iterator[int]:
-    """The API without TLS, by `kubectl proxy`; its port. The gate reads what goes through it."""
+def plain_port(cluster: Cluster) -> Iterator[int]:
+    """The port of the API without TLS, by `kubectl proxy`, so that the fault proxy can parse requests."""
     port, admin = free_port(), cluster.plane.kubeconfig("admin")
     cluster.plane.run("kubectl-proxy", ["proxy", f"--port={port}", f"--kubeconfig={admin}"], program="kubectl")
 
@@ -79,81 +79,83 @@ def plain(cluster: Cluster) -> Iterator[int]:
 
 
 @pytest.fixture
-def pods(cluster: Cluster, plain: int) -> Pods:
-    return Pods(cluster, plain)
+def pods(cluster: Cluster, plain_port: int) -> Pods:
+    return Pods(cluster, plain_port)
 
 
 @pytest.fixture
-def gate(cluster: Cluster, plain: int) -> Iterator[FaultProxy]:
-    made = FaultProxy(to_port=plain)
+def proxy(cluster: Cluster, plain_port: int) -> Iterator[FaultProxy]:
+    made = FaultProxy(to_port=plain_port)
     try:
         yield made
     finally:
         thaw(cluster.plane)
         made.close()
-        let_go_of_all(cluster)
+        remove_finalizers(cluster)
 
 
 @pytest.fixture
-def through(gate: FaultProxy, cluster: Cluster) -> str:
-    """A kubeconfig for whoever is to go through the gate."""
+def proxied_kubeconfig(proxy: FaultProxy, cluster: Cluster) -> str:
+    """A kubeconfig for the API behind the fault proxy."""
     name = cluster.make_node(f"{cluster.namespace}-0", "64", "64Gi", labels={"pool": cluster.namespace})
-    here = [{"type": "InternalIP", "address": "127.0.0.1"}]
-    cluster.patch(f"/api/v1/nodes/{name}/status", {"status": {"addresses": here}})
-    return str(cluster.plane.kubeconfig("admin", by="token", server=f"http://127.0.0.1:{gate.port}"))
+    addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
+    cluster.patch(f"/api/v1/nodes/{name}/status", {"status": {"addresses": addresses}})
+    return str(cluster.plane.kubeconfig("admin", by="token", server=f"http://127.0.0.1:{proxy.port}"))
 
 
 def freeze(plane: Plane) -> None:
-    stand_still(plane.pid("kube-apiserver"))
+    freeze_process(plane.pid("kube-apiserver"))
 
 
 def thaw(plane: Plane) -> None:
     os.kill(plane.pid("kube-apiserver"), signal.SIGCONT)
 
 
-async def order_until_answered(bench: Bench, order: Start) -> dict[str, object]:
-    """As the binder does: what is unknown is ordered again."""
+async def order_until_answered(recorder: KubernetesRecorder, order: Start) -> dict[str, object]:
+    """Repeat an order with an unknown outcome, as the binder does."""
     async with asyncio.timeout(60):
         while True:
             try:
-                return dict(await bench.backend.start([order]))
+                return dict(await recorder.backend.start([order]))
             except BackendError:
                 await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, pods, gate, through, tmp_path: Path, monkeypatch, how):
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_run_whose_creation_has_an_unknown_outcome_is_one_pod(
+    cluster, pods, proxy, proxied_kubeconfig, tmp_path: Path, monkeypatch, how
+):
     monkeypatch.setattr(pod_api, "REQUEST_TIMEOUT_S", REQUEST_TIMEOUT_S)
     plane, hangs = cluster.plane, how != "cut"
 
-    async def story() -> None:
+    async def scenario() -> None:
         counts = []
-        async with opened(cluster, tmp_path, kubeconfig=through) as bench:
+        async with opened(cluster, tmp_path, kubeconfig=proxied_kubeconfig) as recorder:
             for job in range(1, ROUNDS + 1):
-                gate.expect(CREATE, HOW[how], before=(lambda: freeze(plane)) if hangs else lambda: None)
-                order = bench.order(job, runs_for="1ms")
+                proxy.expect(CREATE, FAULTS[how], before=(lambda: freeze(plane)) if hangs else lambda: None)
+                order = recorder.order(job, runs_for="1ms")
                 with pytest.raises(BackendError) as unknown:
-                    await bench.backend.start([order])
+                    await recorder.backend.start([order])
                 assert unknown.value.code != NOT_REACHED
                 if hangs:
-                    with pytest.raises(BackendError):  # ordered again, and it hangs still
-                        await bench.backend.start([order])
+                    with pytest.raises(BackendError):  # the repeated order hangs too
+                        await recorder.backend.start([order])
                     thaw(plane)
-                assert await order_until_answered(bench, order) == {}
-                end = await bench.end_of(order.run.id)
+                assert await order_until_answered(recorder, order) == {}
+                end = await recorder.end_of(order.run.id)
                 assert end.state == "succeeded"
-                await bench.until(gate.is_idle, "the API has answered all that it was asked")
-                await bench.backend.forget([Forget(order.run.id, "prod")])
-                await bench.until(lambda run=order.run.id: bench.gone(run), "its pod is gone")
+                await recorder.until(proxy.is_idle, "the API has answered all requests")
+                await recorder.backend.forget([Forget(order.run.id, "prod")])
+                await recorder.until(lambda run=order.run.id: recorder.pod_is_deleted(run), "its pod is deleted")
                 counts.append(pods.of(job))
         assert set(counts) == {1}, counts
         print(f"create {how}: {len(counts)} rounds, {sum(counts)} pods")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_refusal_of_a_pod_that_exists_already_is_no_refusal(cluster, pods, gate, through, tmp_path: Path):
-    """The quota has room for one pod. The first request took it and its answer was cut, so that the second finds it full."""
+def test_a_refusal_is_ignored_if_the_pod_already_exists(cluster, pods, proxy, proxied_kubeconfig, tmp_path: Path):
+    """The quota allows one pod. The answer to the first request was cut, so the second request finds the quota used up."""
     cluster.apply([{
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one", "namespace": cluster.namespace},
         "spec": {"hard": {"pods": "1"}},
@@ -161,21 +163,21 @@ def test_a_refusal_of_a_pod_that_exists_already_is_no_refusal(cluster, pods, gat
     quota = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas/one"
     cluster.wait(lambda: cluster.api.get(quota).get("status", {}).get("hard"), "the quota is in force")
 
-    async def story() -> None:
-        async with opened(cluster, tmp_path, kubeconfig=through) as bench:
-            gate.expect(CREATE, CUT)
-            order = bench.order(1, runs_for="2s")  # it holds the quota for so long
-            assert await order_until_answered(bench, order) == {}
-            end = await bench.end_of("1.0.1")
+    async def scenario() -> None:
+        async with opened(cluster, tmp_path, kubeconfig=proxied_kubeconfig) as recorder:
+            proxy.expect(CREATE, CUT)
+            order = recorder.order(1, runs_for="2s")  # the quota is used up for this time
+            assert await order_until_answered(recorder, order) == {}
+            end = await recorder.end_of("1.0.1")
             assert (end.state, end.reason_code, pods.of(1)) == ("succeeded", "", 1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
-    cluster, gate, through, tmp_path: Path, monkeypatch
+def test_a_refusal_counts_once_no_earlier_request_can_still_arrive(
+    cluster, proxy, proxied_kubeconfig, tmp_path: Path, monkeypatch
 ):
-    """The same, but the quota is full of another's pod, and the first request never created any."""
+    """As above, but the quota allows no pod, so the first request did not create one."""
     monkeypatch.setattr(runs, "DOUBT_S", 1.0)
     monkeypatch.setattr(runs, "POLL_S", 0.2)
     cluster.apply([{
@@ -185,21 +187,21 @@ def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
     quota = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas/none"
     cluster.wait(lambda: cluster.api.get(quota).get("status", {}).get("hard"), "the quota is in force")
 
-    async def story() -> None:
-        async with opened(cluster, tmp_path, kubeconfig=through) as bench:
-            gate.expect(CREATE, CUT)
-            order = bench.order(1, runs_for="1ms")
-            assert await order_until_answered(bench, order) == {}
-            assert (await bench.backend.known())["1.0.1"].state == "placed"
-            end = await bench.end_of("1.0.1")
+    async def scenario() -> None:
+        async with opened(cluster, tmp_path, kubeconfig=proxied_kubeconfig) as recorder:
+            proxy.expect(CREATE, CUT)
+            order = recorder.order(1, runs_for="1ms")
+            assert await order_until_answered(recorder, order) == {}
+            assert (await recorder.backend.known())["1.0.1"].state == "placed"
+            end = await recorder.end_of("1.0.1")
             assert (end.state, end.reason_code) == ("failed", "start_failed")
             assert "exceeded quota" in end.reason
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.fixture
-def server(installation: Installation, cluster: Cluster, through: str) -> Installation:
+def server(installation: Installation, cluster: Cluster, proxied_kubeconfig: str) -> Installation:
     return installation.configure(f"""
 [backends.local]
 kind = "local"
@@ -207,7 +209,7 @@ enabled = false
 
 [backends.prod]
 kind = "kubernetes"
-kubeconfig = "{through}"
+kubeconfig = "{proxied_kubeconfig}"
 namespace = "{cluster.namespace}"
 node_selector = {{pool = "{cluster.namespace}"}}
 allow_annotations = ["hodei.test/"]
@@ -224,32 +226,32 @@ def a_job(server: Installation, runs_for: str = "1ms") -> int:
     return job
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
-    server: Installation, cluster: Cluster, pods: Pods, gate: FaultProxy, how: str
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_server_killed_between_a_request_and_its_answer_creates_one_pod(
+    server: Installation, cluster: Cluster, pods: Pods, proxy: FaultProxy, how: str
 ):
     if "HODEI_ROUNDS" not in os.environ and how != "cut":
-        pytest.skip("takes long; set HODEI_ROUNDS to play it")
+        pytest.skip("takes long; next: set HODEI_ROUNDS")
     plane, hangs = cluster.plane, how != "cut"
     server.up()
 
     def one_round() -> int:
-        gate.expect(CREATE, HOW[how], before=(lambda: freeze(plane)) if hangs else lambda: None, after=server.kill)
+        proxy.expect(CREATE, FAULTS[how], before=(lambda: freeze(plane)) if hangs else lambda: None, after=server.kill)
         job = a_job(server)
-        assert gate.matched.wait(20)
+        assert proxy.matched.wait(20)
         if hangs:
             server.kill()
-        until(lambda: server.server.poll() is not None, "the server is dead")
+        until(lambda: server.server.poll() is not None, "the server has exited")
         server.start()
         if hangs:
-            until(lambda: "out of reach" in server.server_output(), "the next server has met the API that hangs", 120)
+            until(lambda: "out of reach" in server.server_output(), "the new server reports the hanging API", 120)
             thaw(plane)
         until(lambda: "is up at" in server.server_output(), "the server is up", 120)
         server.until_up()
         client = server.client()
-        until(lambda: client.job(job).job.state == "succeeded", "it has run")
-        until(lambda: not cluster.pods(), "its pod is gone")
-        until(gate.is_idle, "the API has answered all that it was asked")
+        until(lambda: client.job(job).job.state == "succeeded", "the job has succeeded")
+        until(lambda: not cluster.pods(), "its pod is deleted")
+        until(proxy.is_idle, "the API has answered all requests")
         return pods.of(job)
 
     counts = [one_round() for _ in range(ROUNDS)]
@@ -258,18 +260,18 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
 
 
 def test_a_job_cancelled_with_an_unknown_start_leaves_no_pod(
-    server: Installation, cluster: Cluster, pods: Pods, gate: FaultProxy
+    server: Installation, cluster: Cluster, pods: Pods, proxy: FaultProxy
 ):
     plane = cluster.plane
     server.up()
     for _ in range(ROUNDS):
-        gate.expect(CREATE, ABANDON, before=lambda: freeze(plane))
+        proxy.expect(CREATE, ABANDON, before=lambda: freeze(plane))
         job = a_job(server, "1h")
-        assert gate.matched.wait(20)
+        assert proxy.matched.wait(20)
         server.ok("cancel", str(job))
         thaw(plane)
         (end,) = server.ended(job)
         assert end.job.state == "cancelled"
-        until(gate.is_idle, "the API has answered all that it was asked")
-        until(lambda: not cluster.pods(), "its pod is gone")
+        until(proxy.is_idle, "the API has answered all requests")
+        until(lambda: not cluster.pods(), "its pod is deleted")
         assert pods.of(job) <= 1

@@ -1,4 +1,4 @@
-"""The Helm chart makes the same objects as the plain manifests. Needs no cluster, but Helm itself.
+"""The Helm chart makes the same objects as the plain manifests. Needs Helm, but no cluster.
 
 `scripts/build-helm.sh` builds Helm once (`make kubernetes`). Without it the tests are skipped, except in CI.
 """
@@ -24,7 +24,7 @@ PLAIN = ROOT / "deploy" / "kubernetes"
 BUILD = ROOT / "scripts" / "build-helm.sh"
 DEFAULT = ("rbac", "config", "deployment", "service", "pdb", "networkpolicy")
 EVERYTHING = (*DEFAULT, "rbac-forecast", "rbac-reclaim", "servicemonitor")
-# A Helm that was built from source takes itself for one of Kubernetes 1.20 unless told otherwise.
+# Without this option, a Helm built from source assumes Kubernetes 1.20.
 KUBE = "--kube-version=1.36.0"
 ALL_ON = ("forecast.enabled=true", "reclaim.enabled=true", "serviceMonitor.enabled=true")
 
@@ -35,11 +35,11 @@ def helm() -> str:
     assert found, "the script names no version"
     program = binaries.folder().parent / f"helm-{found[1]}" / "helm"
     if not program.exists() and (os.environ.get("CI") or os.environ.get("HODEI_BUILD_KUBERNETES") == "1"):
-        subprocess.run(["sh", str(BUILD)], check=False)  # what is said below tells how it went
+        subprocess.run(["sh", str(BUILD)], check=False)  # a failure is reported below
     if not program.exists():
         why = f"no {program}; {binaries.NEXT}"
         if os.environ.get("CI"):
-            pytest.fail(f"in CI helm must be there: {why}")
+            pytest.fail(f"Helm is missing in CI: {why}")
         pytest.skip(why)
     return str(program)
 
@@ -70,31 +70,33 @@ def plain(*names: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def only(helm: str, kind: str, *sets: str) -> dict[str, Any]:
-    (found,) = [one for (what, _), one in objects(rendered(helm, *sets)).items() if what == kind]
-    return found
+    (only_one,) = [
+        document for (found_kind, _), document in objects(rendered(helm, *sets)).items() if found_kind == kind
+    ]
+    return only_one
 
 
-def test_the_chart_as_it_is_makes_the_plain_manifests(helm: str) -> None:
+def test_the_chart_with_default_values_makes_the_plain_manifests(helm: str) -> None:
     assert objects(rendered(helm)) == plain(*DEFAULT)
 
 
-def forecasting(made: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """With the right to write forecasts goes the word to do so."""
+def with_forecasts(made: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Add the option that belongs to the permission to write forecasts."""
     (container,) = made["Deployment", "hodei"]["spec"]["template"]["spec"]["containers"]
     container["args"].append("--forecast-annotation")
     return made
 
 
-def test_with_everything_on_it_makes_the_optional_ones_too(helm: str) -> None:
-    assert objects(rendered(helm, *ALL_ON)) == forecasting(plain(*EVERYTHING))
+def test_the_chart_with_all_options_makes_the_optional_manifests_too(helm: str) -> None:
+    assert objects(rendered(helm, *ALL_ON)) == with_forecasts(plain(*EVERYTHING))
 
 
 @pytest.mark.parametrize("by", ["release", "value"], ids=["of the release", "by value"])
-def test_another_namespace_is_everywhere(helm: str, by: str) -> None:
+def test_another_namespace_is_used_in_all_objects(helm: str, by: str) -> None:
     chosen = ("team-a", ()) if by == "release" else ("default", ("namespace=team-a",))
     text = rendered(helm, *ALL_ON, *chosen[1], namespace=chosen[0])
     moved = objects(*((PLAIN / f"{name}.yaml").read_text().replace("hodei-system", "team-a") for name in EVERYTHING))
-    assert objects(text) == forecasting(moved)
+    assert objects(text) == with_forecasts(moved)
 
 
 def test_values_reach_the_deployment(helm: str) -> None:
@@ -110,7 +112,7 @@ def test_values_reach_the_deployment(helm: str) -> None:
     assert container["args"][-2:] == ["--events=failures", "--one-pod-per-node"]
 
 
-def test_the_configuration_is_what_was_given(helm: str) -> None:
+def test_the_configuration_is_copied_into_the_config_map(helm: str) -> None:
     text = "[scheduling.shares]\nenabled = true"
     assert only(helm, "ConfigMap", f"config={text}")["data"]["hodei.toml"].strip() == text
 
@@ -121,19 +123,19 @@ def test_parts_can_be_left_out(helm: str) -> None:
     assert "Deployment" in kinds
 
 
-def test_a_scheduler_that_would_have_to_place_itself_is_refused(helm: str) -> None:
+def test_the_name_of_the_default_scheduler_is_refused(helm: str) -> None:
     done = run(helm, "schedulerName=default-scheduler")
     assert done.returncode != 0
     assert "Hodei cannot place its own pods" in done.stderr
 
 
-def test_helm_finds_nothing_wrong(helm: str) -> None:
+def test_helm_lint_finds_no_problems(helm: str) -> None:
     done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_notes_name_the_namespace_and_the_scheduler(helm: str, tmp_path: Path) -> None:
-    """`helm template` leaves the notes out; as a template of another name they are rendered like all others."""
+    """`helm template` omits the notes, so they are copied to a template that it renders."""
     chart = Path(shutil.copytree(CHART, tmp_path / "hodei"))
     notes = (chart / "templates" / "NOTES.txt").read_text()
     body = "".join(f"    {line}\n" for line in notes.splitlines())

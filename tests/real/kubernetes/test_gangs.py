@@ -1,4 +1,4 @@
-"""Gangs in a real cluster, by the conventions of all projects: all or nothing, also when the scheduler is killed."""
+"""Gangs in a real cluster, by the conventions of each project: all or nothing, also when the scheduler is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 
 
 def group_crd(group: str, version: str) -> dict[str, Any]:
-    """The least that a PodGroup of others needs to be served."""
+    """A minimal definition of another project's PodGroup."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -38,18 +38,18 @@ def group_crd(group: str, version: str) -> dict[str, Any]:
     }
 
 
-OTHERS = (("scheduling.x-k8s.io", "v1alpha1"), ("scheduling.volcano.sh", "v1beta1"))
+PROJECTS = (("scheduling.x-k8s.io", "v1alpha1"), ("scheduling.volcano.sh", "v1beta1"))
 
 
 @pytest.fixture(scope="module")
-def groups_of_others(plane: Plane) -> Iterator[None]:
-    """What scheduler-plugins and Volcano install."""
-    yield from served(plane, [group_crd(*one) for one in OTHERS])
+def other_pod_groups(plane: Plane) -> Iterator[None]:
+    """The PodGroup definitions of scheduler-plugins and Volcano."""
+    yield from served(plane, [group_crd(*one) for one in PROJECTS])
 
 
 @pytest.fixture(scope="module")
-def scheduler(groups_of_others: None, hodei: PodScheduler) -> PodScheduler:
-    """Started after the kinds of others were defined: new kinds are looked for once a minute only."""
+def scheduler(other_pod_groups: None, hodei: PodScheduler) -> PodScheduler:
+    """Started after the other PodGroups are defined, because new kinds are discovered only once a minute."""
     return hodei
 
 
@@ -107,17 +107,17 @@ def name_of(convention: Callable[..., Fields]) -> str:
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=name_of)
-def test_a_gang_is_bound_whole_or_not_at_all(
+def test_a_gang_is_bound_as_a_whole_or_not_at_all(
     convention: Callable[[Cluster, int], Fields], cluster: Cluster, scheduler: PodScheduler
 ):
     cluster.make_nodes(2)
     cluster.make_pod("filler", cpu="3")
     cluster.until_bound("filler")
-    said = convention(cluster, 3)
-    cluster.make_pods(2, cpu="2", prefix="ring", **said)
+    fields = convention(cluster, 3)
+    cluster.make_pods(2, cpu="2", prefix="ring", **fields)
     for name in ("ring-0", "ring-1"):
         cluster.until_condition(name, "PodScheduled", "False", "WaitingForPodGroup")
-    cluster.make_pod("ring-2", cpu="2", **said)
+    cluster.make_pod("ring-2", cpu="2", **fields)
     for name in ("ring-0", "ring-1", "ring-2"):
         cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")
     assert set(cluster.bound()) == {"filler"}
@@ -126,18 +126,18 @@ def test_a_gang_is_bound_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("convention", [by_kubernetes, by_scheduler_plugins, by_volcano], ids=name_of)
-def test_pods_whose_group_is_not_there_yet_wait_for_it(
+def test_pods_wait_for_a_missing_pod_group(
     convention: Callable[[Cluster, int], Fields], cluster: Cluster, scheduler: PodScheduler
 ):
     cluster.make_nodes(1)
-    said = convention(cluster, 2)
+    fields = convention(cluster, 2)
     path = next(
         f"{root}/namespaces/{cluster.namespace}/podgroups/ring"
-        for root in ("/apis/scheduling.k8s.io/v1alpha2", *(f"/apis/{group}/{version}" for group, version in OTHERS))
+        for root in ("/apis/scheduling.k8s.io/v1alpha2", *(f"/apis/{group}/{version}" for group, version in PROJECTS))
         if cluster.api.exists(f"{root}/namespaces/{cluster.namespace}/podgroups/ring")
     )
     cluster.delete(path)
-    cluster.make_pods(2, prefix="ring", **said)
+    cluster.make_pods(2, prefix="ring", **fields)
     waits = cluster.until_condition("ring-1", "PodScheduled", "False", "WaitingForPodGroup")
     assert '"ring"' in waits["message"]
     convention(cluster, 2)
@@ -145,27 +145,29 @@ def test_pods_whose_group_is_not_there_yet_wait_for_it(
 
 
 @pytest.mark.parametrize(
-    "said", [{"pod-group": "ring"}, {"pod-group": "ring", "pod-group-size": "many"}], ids=["none", "no number"]
+    "annotations", [{"pod-group": "ring"}, {"pod-group": "ring", "pod-group-size": "many"}], ids=["none", "no number"]
 )
-def test_the_size_is_never_guessed(cluster: Cluster, scheduler: PodScheduler, said: dict[str, str]):
+def test_a_gang_without_a_valid_size_is_not_bound(
+    cluster: Cluster, scheduler: PodScheduler, annotations: dict[str, str]
+):
     cluster.make_nodes(1)
-    cluster.make_pods(3, prefix="ring", annotations=said)
+    cluster.make_pods(3, prefix="ring", annotations=annotations)
     for at in range(3):
-        told = cluster.until_condition(f"ring-{at}", "PodScheduled", "False")
-        assert "pod-group-size" in told["message"]
+        condition = cluster.until_condition(f"ring-{at}", "PodScheduled", "False")
+        assert "pod-group-size" in condition["message"]
     assert cluster.bound() == {}
 
 
-def test_pods_beyond_the_least_join_one_by_one(cluster: Cluster, scheduler: PodScheduler):
+def test_pods_beyond_the_minimum_are_bound_one_by_one(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1)
-    said = by_kubernetes(cluster, 2)
-    cluster.make_pods(2, cpu="1", prefix="ring", **said)
+    fields = by_kubernetes(cluster, 2)
+    cluster.make_pods(2, cpu="1", prefix="ring", **fields)
     cluster.until_bound("ring-0", "ring-1")
-    cluster.make_pod("late", cpu="1", **said)
+    cluster.make_pod("late", cpu="1", **fields)
     cluster.until_bound("late")
 
 
-def test_pods_of_a_group_without_a_gang_go_one_by_one(cluster: Cluster, scheduler: PodScheduler):
+def test_pods_of_a_group_without_gang_policy_are_bound_one_by_one(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1)
     cluster.apply("""
         apiVersion: scheduling.k8s.io/v1alpha2
@@ -179,9 +181,9 @@ def test_pods_of_a_group_without_a_gang_go_one_by_one(cluster: Cluster, schedule
 
 def test_a_gang_whose_pod_is_gated_waits_for_it(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1)
-    said = by_annotation(cluster, 2)
-    cluster.make_pod("ring-0", **said)
-    cluster.make_pod("ring-1", schedulingGates=[{"name": "example.com/later"}], **said)
+    fields = by_annotation(cluster, 2)
+    cluster.make_pod("ring-0", **fields)
+    cluster.make_pod("ring-1", schedulingGates=[{"name": "example.com/later"}], **fields)
     cluster.until_condition("ring-0", "PodScheduled", "False", "WaitingForPodGroup")
     cluster.patch(f"{cluster.pods_path}/ring-1", {"spec": {"schedulingGates": None}})
     cluster.until_bound("ring-0", "ring-1")
@@ -190,26 +192,23 @@ def test_a_gang_whose_pod_is_gated_waits_for_it(cluster: Cluster, scheduler: Pod
 def test_a_gang_starts_when_all_of_its_victims_have_ended(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(3)
     cluster.apply("{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: five}, value: 5}")
-    for at, takes in enumerate(("0s", "2s")):
-        said = {"hodei.test/stops-after": takes}
-        cluster.make_pod(f"low-{at}", cpu="3", scheduler="somebody", annotations=said)
+    for at, stops_after in enumerate(("0s", "2s")):
+        annotations = {"hodei.test/stops-after": stops_after}
+        cluster.make_pod(f"low-{at}", cpu="3", scheduler="other", annotations=annotations)
         cluster.bind(f"low-{at}", f"node-{at}")
         cluster.until_phase(f"low-{at}", "Running")
     cluster.make_pods(3, cpu="3", prefix="ring", priorityClassName="five", **by_annotation(cluster, 3))
 
-    def holders() -> dict[str, str]:
-        return cluster.holding()
-
-    cluster.wait(lambda: "low-0" not in holders(), "the first is gone")
-    assert set(holders()) == {"low-1"}  # room is there for some, but not for all
+    cluster.wait(lambda: "low-0" not in cluster.holding(), "the first victim has ended")
+    assert set(cluster.holding()) == {"low-1"}  # there is capacity for some members, but not for all
     cluster.until_bound("ring-0", "ring-1", "ring-2")
-    assert set(holders()) == {"ring-0", "ring-1", "ring-2"}
+    assert set(cluster.holding()) == {"ring-0", "ring-1", "ring-2"}
 
 
 def test_a_gang_that_would_not_fit_anyway_preempts_no_pod(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(2)
     cluster.apply("{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: five}, value: 5}")
-    cluster.make_pod("low", cpu="3", scheduler="somebody")
+    cluster.make_pod("low", cpu="3", scheduler="other")
     cluster.bind("low", "node-0")
     cluster.make_pods(3, cpu="3", prefix="ring", priorityClassName="five", **by_annotation(cluster, 3))
     cluster.until_condition("ring-2", "PodScheduled", "False", "Unschedulable")
@@ -218,34 +217,34 @@ def test_a_gang_that_would_not_fit_anyway_preempts_no_pod(cluster: Cluster, sche
 
 
 def forbid_binding(cluster: Cluster, name: str) -> Callable[[], None]:
-    """The API refuses to bind this one pod, until what is returned is called."""
-    known = f"no-binding-of-{name}"
+    """The API refuses to bind this pod until the returned function is called."""
+    policy_name = f"no-binding-of-{name}"
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}]
     policy = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": known},
+        "metadata": {"name": policy_name},
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": rules},
-            "validations": [{"expression": f"object.metadata.name != '{name}'", "message": "not this one"}],
+            "validations": [{"expression": f"object.metadata.name != '{name}'", "message": "refused by the test"}],
         },
     }
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": known},
-        "spec": {"policyName": known, "validationActions": ["Deny"]},
+        "metadata": {"name": policy_name},
+        "spec": {"policyName": policy_name, "validationActions": ["Deny"]},
     }
     paths = cluster.apply([policy, binding])
 
     def forbidden() -> bool:
-        """Only asked: nothing is bound by it."""
+        """A dry run, which binds nothing."""
         body = {"metadata": {"name": name}, "target": {"apiVersion": "v1", "kind": "Node", "name": "nowhere"}}
         try:
             cluster.api.request("POST", f"{cluster.pods_path}/{name}/binding", body, params={"dryRun": "All"})
         except ApiFailed as failed:
-            return failed.status == 422  # 404 as long as nobody objects: there is no such pod yet
+            return failed.status == 422  # 404 without the policy, because the pod does not exist yet
         return False
 
     cluster.wait(forbidden, f"binding of {name} is refused")
@@ -258,21 +257,21 @@ def forbid_binding(cluster: Cluster, name: str) -> Callable[[], None]:
     return allow
 
 
-def test_a_gang_is_completed_by_the_next_life_and_nothing_leaks(cluster: Cluster, hodei_kube: PodSchedulers):
-    """Killed when all but one are bound; the room that its next life counts is what the API says, no more and no less."""
-    mine = hodei_kube("mortal")
+def test_a_gang_is_completed_after_a_restart_and_no_capacity_leaks(cluster: Cluster, hodei_kube: PodSchedulers):
+    """The scheduler is killed when all members but one are bound. After the restart, allocations equal those in the API."""
+    scheduler = hodei_kube("killed")
     cluster.make_nodes(2)
     allow = forbid_binding(cluster, "ring-2")
-    said = by_annotation(cluster, 3)
-    cluster.make_pods(3, cpu="2", prefix="ring", scheduler="mortal", **said)
+    fields = by_annotation(cluster, 3)
+    cluster.make_pods(3, cpu="2", prefix="ring", scheduler="killed", **fields)
     cluster.until_bound("ring-0", "ring-1")
     refused = cluster.until_condition("ring-2", "PodScheduled", "False", "SchedulerError")
-    assert "not this one" in refused["message"]
-    mine.kill()
+    assert "refused by the test" in refused["message"]
+    scheduler.kill()
     allow()
-    mine.start()
+    scheduler.start()
     cluster.until_bound("ring-2")
-    cluster.make_pods(2, cpu="1", prefix="last", scheduler="mortal")
+    cluster.make_pods(2, cpu="1", prefix="last", scheduler="killed")
     cluster.until_bound("last-0", "last-1")
-    cluster.make_pod("too-much", cpu="100m", scheduler="mortal")
+    cluster.make_pod("too-much", cpu="100m", scheduler="killed")
     cluster.until_condition("too-much", "PodScheduled", "False", "Unschedulable")

@@ -12,18 +12,18 @@ from real.kubernetes.pod_scheduler import PodScheduler, PodSchedulers
 
 pytestmark = pytest.mark.real
 
-SPACE = "hodei-system"  # where the shipped roles let it keep its Lease
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SPACE}/leases/hodei"
+NAMESPACE = "hodei-system"  # where the shipped roles allow its Lease
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/hodei"
 
 
 def used_mcpu(cluster: Cluster) -> dict[str, int]:
-    """What the pods of each node ask for together, by the API."""
+    """The CPU requests of the pods on each node, from the API."""
     used: dict[str, int] = {}
     for one in cluster.pods(fieldSelector="status.phase!=Failed"):
         node = one["spec"].get("nodeName")
         if node:
-            said = one["spec"]["containers"][0]["resources"]["requests"]["cpu"]
-            used[node] = used.get(node, 0) + (int(said[:-1]) if said.endswith("m") else int(said) * 1000)
+            request = one["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+            used[node] = used.get(node, 0) + (int(request[:-1]) if request.endswith("m") else int(request) * 1000)
     return used
 
 
@@ -35,41 +35,41 @@ def both_at_once(*actions: Callable[[], object]) -> None:
         thread.join()
 
 
-def refuse_what_is_too_much(cluster: Cluster, nodes: list[str]) -> bool:
-    """As kubelets do, which have the last word: a pod for which there is no room ends as Failed, and whoever owned it makes
-    another. Whether there was one."""
+def reject_overcommitted(cluster: Cluster, nodes: list[str]) -> bool:
+    """Act as the kubelets: a pod that does not fit becomes Failed, and its owner creates another. Returns whether there was
+    one."""
     used, found = used_mcpu(cluster), False
     for node in nodes:
         if used.get(node, 0) > 4000:
-            late = max(name for name, where in cluster.holding().items() if where == node)
-            said = cluster.pod(late)
+            late = max(name for name, host in cluster.holding().items() if host == node)
+            rejected = cluster.pod(late)
             cluster.patch(f"{cluster.pods_path}/{late}/status", {"status": {"phase": "Failed", "reason": "OutOfcpu"}})
-            cluster.make_pod(f"{late}-again", cpu="1", scheduler=said["spec"]["schedulerName"])
+            cluster.make_pod(f"{late}-again", cpu="1", scheduler=rejected["spec"]["schedulerName"])
             found = True
     return found
 
 
-def test_two_schedulers_fill_the_same_nodes_and_what_kubelets_refuse_finds_another_place(
+def test_two_schedulers_fill_the_same_nodes_and_pods_rejected_by_kubelets_are_placed_elsewhere(
     cluster: Cluster, hodei: PodScheduler, kube_scheduler: str
 ):
-    """Nothing locks a node for one of them: two that decide in the same moment may both take the last place, as two
-    kube-schedulers do. The kubelet refuses the second."""
+    """Schedulers do not lock nodes: two that decide at the same time may both use the last capacity, as two kube-schedulers
+    would. The kubelet rejects the second pod."""
     nodes = cluster.make_nodes(6, cpu="4")
     both_at_once(
         lambda: cluster.make_pods(16, cpu="1", prefix="ours"),
         lambda: cluster.make_pods(16, cpu="1", prefix="theirs", scheduler=kube_scheduler),
     )
 
-    def in_order() -> bool:
-        return not refuse_what_is_too_much(cluster, nodes) and len(cluster.holding()) == 24
+    def settled() -> bool:
+        return not reject_overcommitted(cluster, nodes) and len(cluster.holding()) == 24
 
-    cluster.wait(in_order, "every place is taken once")
+    cluster.wait(settled, "all nodes are full and none is overcommitted")
     owners = {name.partition("-")[0] for name in cluster.holding()}
     assert owners == {"ours", "theirs"}
 
 
-def test_each_counts_what_the_other_has_bound(cluster: Cluster, hodei: PodScheduler, kube_scheduler: str):
-    """One after the other, nothing is ever given twice."""
+def test_each_scheduler_counts_the_pods_of_the_other(cluster: Cluster, hodei: PodScheduler, kube_scheduler: str):
+    """When they take turns, no capacity is allocated twice."""
     cluster.make_nodes(2, cpu="4")
     for turn in range(4):
         scheduler = ("hodei", kube_scheduler)[turn % 2]
@@ -81,14 +81,14 @@ def test_each_counts_what_the_other_has_bound(cluster: Cluster, hodei: PodSchedu
         cluster.until_condition(f"late-{scheduler}", "PodScheduled", "False", "Unschedulable")
 
 
-def test_pods_that_are_held_back_foreign_or_leaving_are_never_bound(cluster: Cluster, hodei: PodScheduler):
+def test_gated_foreign_and_terminating_pods_are_not_bound(cluster: Cluster, hodei: PodScheduler):
     cluster.make_pod("gated", schedulingGates=[{"name": "example.com/quota"}])
-    cluster.make_pod("foreign", scheduler="somebody")
-    cluster.make_pod("leaving")
-    held = {"metadata": {"finalizers": ["example.com/last-word"]}}
-    cluster.patch(f"{cluster.pods_path}/leaving", held)
-    cluster.until_condition("leaving", "PodScheduled", "False", "Unschedulable")
-    cluster.delete_pod("leaving")
+    cluster.make_pod("foreign", scheduler="other")
+    cluster.make_pod("terminating")
+    held = {"metadata": {"finalizers": ["example.com/cleanup"]}}
+    cluster.patch(f"{cluster.pods_path}/terminating", held)
+    cluster.until_condition("terminating", "PodScheduled", "False", "Unschedulable")
+    cluster.delete_pod("terminating")
     try:
         cluster.make_nodes(1)
         cluster.make_pod("ours")
@@ -100,22 +100,22 @@ def test_pods_that_are_held_back_foreign_or_leaving_are_never_bound(cluster: Clu
         cluster.until_bound("gated")
         assert set(cluster.bound()) == {"ours", "gated"}
     finally:
-        cluster.patch(f"{cluster.pods_path}/leaving", {"metadata": {"finalizers": None}})
+        cluster.patch(f"{cluster.pods_path}/terminating", {"metadata": {"finalizers": None}})
 
 
-def test_only_the_leader_binds_and_another_follows_it(cluster: Cluster, hodei_kube: PodSchedulers):
-    """Killed: when the lease has run out. Told to go: at once."""
+def test_only_the_leader_binds_and_another_takes_over(cluster: Cluster, hodei_kube: PodSchedulers):
+    """After a kill, when the lease has expired; after SIGTERM, at once."""
     cluster.make_nodes(1)
 
     def contender(name: str) -> PodScheduler:
-        extra = [f"--identity={name}", f"--lease-namespace={SPACE}", "--lease-seconds=4"]
+        extra = [f"--identity={name}", f"--lease-namespace={NAMESPACE}", "--lease-seconds=4"]
         return hodei_kube("led", extra, elect=True)
 
     def leader() -> str:
         return str(cluster.get(LEASE)["spec"].get("holderIdentity", "")) if cluster.api.exists(LEASE) else ""
 
     def schedules(one: PodScheduler) -> bool:
-        return "scheduling pods of led" in one.said()
+        return "scheduling pods of led" in one.output()
 
     first = contender("first")
     cluster.wait(lambda: leader() == "first", "the first leads")
@@ -134,7 +134,7 @@ def test_only_the_leader_binds_and_another_follows_it(cluster: Cluster, hodei_ku
     assert not schedules(third)
     transitions = cluster.get(LEASE)["spec"]["leaseTransitions"]
     assert second.stop() == 0
-    assert cluster.get(LEASE)["spec"].get("holderIdentity", "") in ("", "third")  # given back, not left to run out
+    assert cluster.get(LEASE)["spec"].get("holderIdentity", "") in ("", "third")  # released, not expired
     cluster.make_pod("three", scheduler="led")
     cluster.until_bound("three")
     assert leader() == "third"

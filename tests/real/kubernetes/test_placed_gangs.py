@@ -1,5 +1,5 @@
-"""Gangs in a real cluster after they were placed: the status of their objects, finished members, replacements of lost ones, and
-preemption of the whole gang or of its spare members.
+"""Placed gangs in a real cluster: the status of their objects, finished members, replacements of lost members, and preemption of
+the whole gang or of its spare members.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def kinds(plane: Plane) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scheduler(kinds: None, hodei: PodScheduler) -> PodScheduler:
-    """Started after the kinds of others were defined: new kinds are looked for once a minute only."""
+    """Started after the other PodGroups are defined, because new kinds are discovered only once a minute."""
     return hodei
 
 
@@ -71,27 +71,27 @@ def status(cluster: Cluster, convention: str) -> dict[str, Any]:
 
 
 def until_status(cluster: Cluster, convention: str, **wanted: Any) -> dict[str, Any]:
-    def there() -> dict[str, Any] | None:
+    def reached() -> dict[str, Any] | None:
         found = status(cluster, convention)
         return found if all(found.get(key, 0) == value for key, value in wanted.items()) else None
 
     try:
-        return cluster.wait(there, f"the group's status is {wanted}")
+        return cluster.wait(reached, f"the group's status is {wanted}")
     except AssertionError as error:
         raise AssertionError(f"{error}; it is {status(cluster, convention)}") from None
 
 
-def annotated(said: Fields, **more: str) -> Fields:
-    return {**said, "annotations": {**said.get("annotations", {}), **more}}
+def annotated(fields: Fields, **more: str) -> Fields:
+    return {**fields, "annotations": {**fields.get("annotations", {}), **more}}
 
 
-def job(cluster: Cluster, name: str, said: Fields, *, completions: int, parallelism: int, runs_for: str) -> None:
-    """A Job of the cluster's own controller, whose pods end by themselves."""
-    said = annotated(said, **{"hodei.test/runs-for": runs_for})
-    spec = {key: value for key, value in said.items() if key not in ("labels", "annotations")}
+def job(cluster: Cluster, name: str, fields: Fields, *, completions: int, parallelism: int, runs_for: str) -> None:
+    """A batch Job whose pods end by themselves."""
+    fields = annotated(fields, **{"hodei.test/runs-for": runs_for})
+    spec = {key: value for key, value in fields.items() if key not in ("labels", "annotations")}
     container = {"name": "main", "image": "busybox", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
     template = {
-        "metadata": {"labels": said.get("labels", {}), "annotations": said["annotations"]},
+        "metadata": {"labels": fields.get("labels", {}), "annotations": fields["annotations"]},
         "spec": {"schedulerName": "hodei", "restartPolicy": "Never", "containers": [container], **spec},
     }
     wanted = {"completions": completions, "parallelism": parallelism, "template": template}
@@ -100,10 +100,10 @@ def job(cluster: Cluster, name: str, said: Fields, *, completions: int, parallel
 
 def test_the_group_of_scheduler_plugins_has_its_status(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1, cpu="2")
-    said = annotated(by_plugins(cluster, 2), **{"hodei.test/runs-for": "2s"})
-    cluster.make_pod("ring-0", cpu="1", **said)
+    fields = annotated(by_plugins(cluster, 2), **{"hodei.test/runs-for": "2s"})
+    cluster.make_pod("ring-0", cpu="1", **fields)
     until_status(cluster, "plugins", phase="Pending")
-    cluster.make_pod("ring-1", cpu="1", **said)
+    cluster.make_pod("ring-1", cpu="1", **fields)
     began = until_status(cluster, "plugins", phase="Running", running=2)["scheduleStartTime"]
     ended = until_status(cluster, "plugins", phase="Finished", running=0, succeeded=2)
     assert ended["scheduleStartTime"] == began
@@ -119,25 +119,29 @@ def test_the_group_of_volcano_has_its_status(cluster: Cluster, scheduler: PodSch
     cluster.make_nodes(1, cpu="2")
     cluster.make_pod("filler", cpu="2")
     cluster.until_bound("filler")
-    said = annotated(by_volcano(cluster, 2), **{"hodei.test/runs-for": "2s"})
-    cluster.make_pods(2, cpu="1", prefix="ring", **said)
-    waits = until_status(cluster, "volcano", phase="Inqueue")
-    cluster.wait(lambda: status(cluster, "volcano").get("conditions"), "a condition says why it waits")
-    waits = status(cluster, "volcano")["conditions"][0]
-    assert (waits["type"], waits["status"], waits["reason"]) == ("Unschedulable", "True", "NotEnoughResources")
-    assert "Insufficient cpu" in waits["message"]
+    fields = annotated(by_volcano(cluster, 2), **{"hodei.test/runs-for": "2s"})
+    cluster.make_pods(2, cpu="1", prefix="ring", **fields)
+    until_status(cluster, "volcano", phase="Inqueue")
+    cluster.wait(lambda: status(cluster, "volcano").get("conditions"), "the group has a condition")
+    condition = status(cluster, "volcano")["conditions"][0]
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "Unschedulable",
+        "True",
+        "NotEnoughResources",
+    )
+    assert "Insufficient cpu" in condition["message"]
     cluster.delete_pod("filler")
-    runs = until_status(cluster, "volcano", phase="Running", running=2)
-    assert "Scheduled" in [one["type"] for one in runs["conditions"]]
+    running = until_status(cluster, "volcano", phase="Running", running=2)
+    assert "Scheduled" in [one["type"] for one in running["conditions"]]
     until_status(cluster, "volcano", phase="Completed", running=0, succeeded=2)
 
 
 def test_the_group_of_a_volcano_job_is_admitted_so_that_its_pods_are_created(cluster: Cluster, scheduler: PodScheduler):
-    """The test plays Volcano's controller: it makes the group first, and pods only when it is let in."""
+    """The test acts as Volcano's controller: it creates the group first, and pods only once the group is admitted."""
     jobs = {}
-    for name, whose in (("ours", "hodei"), ("others", "volcano")):
+    for name, scheduler_name in (("ours", "hodei"), ("others", "volcano")):
         body = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name}}
-        (path,) = cluster.apply([{**body, "spec": {"schedulerName": whose, "minAvailable": 1}}])
+        (path,) = cluster.apply([{**body, "spec": {"schedulerName": scheduler_name, "minAvailable": 1}}])
         jobs[name] = cluster.get(path)["metadata"]["uid"]
     for name, uid in jobs.items():
         owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": uid, "controller": True}
@@ -149,7 +153,7 @@ def test_the_group_of_a_volcano_job_is_admitted_so_that_its_pods_are_created(clu
         path = f"{ROOTS['volcano']}/namespaces/{cluster.namespace}/podgroups/{name}"
         return str(cluster.get(path).get("status", {}).get("phase", ""))
 
-    cluster.wait(lambda: phase("ours") == "Inqueue", "the group is let in")
+    cluster.wait(lambda: phase("ours") == "Inqueue", "the group is admitted")
     assert phase("others") == "Pending"
 
 
@@ -163,16 +167,16 @@ def test_the_group_of_kubernetes_has_the_condition_of_kube_scheduler(cluster: Cl
         found = status(cluster, "kubernetes").get("conditions", [])
         return next((one for one in found if one["type"] == "PodGroupScheduled" and one["status"] == wanted), None)
 
-    waits = cluster.wait(lambda: condition("False"), "it says that the group waits")
-    assert waits["reason"] == "Unschedulable"
-    cluster.wait(lambda: "Insufficient cpu" in (condition("False") or {}).get("message", ""), "and why")
+    pending = cluster.wait(lambda: condition("False"), "the group is reported as pending")
+    assert pending["reason"] == "Unschedulable"
+    cluster.wait(lambda: "Insufficient cpu" in (condition("False") or {}).get("message", ""), "the reason is reported")
     cluster.delete_pod("filler")
-    scheduled = cluster.wait(lambda: condition("True"), "it says that the group was scheduled")
+    scheduled = cluster.wait(lambda: condition("True"), "the group is reported as scheduled")
     assert scheduled["reason"] == "Scheduled"
     cluster.delete_pod("ring-0", grace=0)
     cluster.make_pod("ring-2", cpu="2", schedulingGroup={"podGroupName": "ring"})
     cluster.until_condition("ring-2", "PodScheduled", "False")
-    assert condition("True") == scheduled  # it does not go back
+    assert condition("True") == scheduled  # the condition stays
 
 
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
@@ -185,30 +189,30 @@ def test_a_job_with_more_completions_than_its_gang_is_large_ends(
     cluster.wait(lambda: cluster.get(path).get("status", {}).get("succeeded") == 4, "all four have succeeded")
 
 
-def test_finished_members_are_known_to_the_next_life(cluster: Cluster, kinds: None, hodei_kube: PodSchedulers):
-    mine = hodei_kube("mortal")
+def test_finished_members_are_known_after_a_restart(cluster: Cluster, kinds: None, hodei_kube: PodSchedulers):
+    scheduler = hodei_kube("killed")
     cluster.make_nodes(1)
-    said = annotated(by_plugins(cluster, 2), **{"hodei.test/runs-for": "1s"})
-    cluster.make_pods(2, prefix="ring", scheduler="mortal", **said)
+    fields = annotated(by_plugins(cluster, 2), **{"hodei.test/runs-for": "1s"})
+    cluster.make_pods(2, prefix="ring", scheduler="killed", **fields)
     for name in ("ring-0", "ring-1"):
         cluster.until_phase(name, "Succeeded")
-    mine.kill()
-    mine.start()
-    cluster.make_pod("ring-2", scheduler="mortal", **said)
+    scheduler.kill()
+    scheduler.start()
+    cluster.make_pod("ring-2", scheduler="killed", **fields)
     cluster.until_bound("ring-2")
 
 
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
-def test_a_replacement_of_a_lost_member_comes_before_its_equals(
+def test_a_replacement_of_a_lost_member_is_placed_before_pods_of_equal_priority(
     convention: Convention, cluster: Cluster, scheduler: PodScheduler
 ):
     cluster.make_nodes(2, cpu="1")
-    said = convention(cluster, 2)
-    cluster.make_pods(2, cpu="1", prefix="ring", **said)
+    fields = convention(cluster, 2)
+    cluster.make_pods(2, cpu="1", prefix="ring", **fields)
     cluster.until_bound("ring-0", "ring-1")
     cluster.make_pod("early", cpu="1")
     cluster.until_condition("early", "PodScheduled", "False", "Unschedulable")
-    cluster.make_pod("ring-2", cpu="1", **said)
+    cluster.make_pod("ring-2", cpu="1", **fields)
     cluster.until_condition("ring-2", "PodScheduled", "False", "Unschedulable")
     cluster.delete_pod("ring-0", grace=0)
     cluster.until_bound("ring-2")
@@ -223,7 +227,7 @@ def test_a_gang_is_preempted_as_a_whole(convention: Convention, cluster: Cluster
     cluster.until_bound("ring-0", "ring-1")
     cluster.make_pod("high", cpu="1", priorityClassName="five")
     cluster.until_bound("high")
-    cluster.wait(lambda: set(cluster.holding()) == {"high"}, "the whole gang has gone")
+    cluster.wait(lambda: set(cluster.holding()) == {"high"}, "all members have ended")
 
 
 @pytest.mark.parametrize("convention", [by_kubernetes, by_plugins, by_volcano, by_annotation])
@@ -244,29 +248,29 @@ def test_a_gang_that_times_out_releases_its_capacity_and_reports_it(
 ):
     cluster.make_nodes(1, cpu="2")
     slow = {"annotations": {"hodei.test/stops-after": "60s"}, "terminationGracePeriodSeconds": 90}
-    cluster.make_pod("low", cpu="2", scheduler="somebody", **slow)
+    cluster.make_pod("low", cpu="2", scheduler="other", **slow)
     cluster.bind("low", "node-0")
     cluster.until_phase("low", "Running")
-    said = by_plugins(cluster, 2, scheduleTimeoutSeconds=2)
-    cluster.make_pods(2, cpu="1", prefix="ring", priorityClassName="five", **said)
+    fields = by_plugins(cluster, 2, scheduleTimeoutSeconds=2)
+    cluster.make_pods(2, cpu="1", prefix="ring", priorityClassName="five", **fields)
 
-    def told() -> bool:
+    def timed_out() -> bool:
         found = [str(one.get("message")) for one in cluster.events_of("ring-0", "FailedScheduling")]
         return any("rejected due to timeout after waiting 2s" in one for one in found)
 
-    cluster.wait(told, "it is told that its time is up")
+    cluster.wait(timed_out, "the timeout is reported")
     cluster.delete_pod("low", grace=0)
     cluster.until_bound("ring-0", "ring-1")
 
 
 def test_an_incomplete_gang_that_times_out_is_reported(cluster: Cluster, scheduler: PodScheduler):
     cluster.make_nodes(1)
-    said = {"annotations": {"pod-group": "ring", "pod-group-size": "2", "pod-group-timeout": "1s"}}
-    cluster.make_pod("ring-0", **said)
+    fields = {"annotations": {"pod-group": "ring", "pod-group-size": "2", "pod-group-timeout": "1s"}}
+    cluster.make_pod("ring-0", **fields)
 
-    def told() -> bool:
+    def timed_out() -> bool:
         return "rejected due to timeout after waiting 1s" in cluster.condition("ring-0").get("message", "")
 
-    cluster.wait(told, "it is told that its time is up")
-    cluster.make_pod("ring-1", **said)
+    cluster.wait(timed_out, "the timeout is reported")
+    cluster.make_pod("ring-1", **fields)
     cluster.until_bound("ring-0", "ring-1")

@@ -1,4 +1,4 @@
-"""The control plane of the tests does what tests rely on: nodes, kubelets, controllers, users, and a real scheduler to compare with."""
+"""The control plane of the tests does what tests rely on: nodes, kubelets, controllers, users, and kube-scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from real.kubernetes.plane import Plane
 pytestmark = pytest.mark.real
 
 
-def test_new_nodes_are_ready_and_have_only_the_taints_that_they_were_given(cluster: Cluster):
+def test_new_nodes_are_ready_and_have_only_the_requested_taints(cluster: Cluster):
     cluster.make_nodes(3, cpu="2", zones=2)
     cluster.make_node("tainted", taints=["team=blue:NoSchedule"])
     nodes = {one["metadata"]["name"]: one for one in cluster.items("/api/v1/nodes")}
@@ -39,10 +39,12 @@ def test_a_pod_bound_by_hand_runs_and_ends_with_its_grace_period(cluster: Cluste
     cluster.bind("one", "node-0")
     cluster.until_phase("one", "Running")
     assert cluster.condition("one", "Ready")["status"] == "True"
-    assert cluster.condition("one", "PodScheduled")["status"] == "True", "kwok leaves the conditions of others alone"
+    assert cluster.condition("one", "PodScheduled")["status"] == "True", (
+        "kwok does not change conditions of other components"
+    )
     cluster.delete_pod("one")
-    assert "deletionTimestamp" in cluster.pod("one")["metadata"], "it is there while it stops"
-    cluster.until_gone("one")
+    assert "deletionTimestamp" in cluster.pod("one")["metadata"], "it exists while it stops"
+    cluster.until_deleted("one")
 
 
 @pytest.mark.parametrize(("code", "phase"), [("0", "Succeeded"), ("3", "Failed")])
@@ -65,22 +67,22 @@ def test_a_node_with_the_name_of_a_deleted_one_runs_pods(cluster: Cluster):
         cluster.delete("/api/v1/nodes/node-0")
 
 
-def test_kube_scheduler_binds_what_fits_and_reports_the_rest(cluster: Cluster, plane: Plane):
+def test_kube_scheduler_binds_pods_that_fit_and_reports_the_others(cluster: Cluster, plane: Plane):
     cluster.make_nodes(2, cpu="1")
     plane.kube_scheduler("theirs")
     try:
         cluster.make_pod("small", scheduler="theirs")
         cluster.make_pod("large", cpu="2", scheduler="theirs")
         assert cluster.until_bound("small")["small"] in ("node-0", "node-1")
-        said = cluster.until_condition("large", "PodScheduled", "False", "Unschedulable")
-        assert said["message"].startswith("0/2 nodes are available: 2 Insufficient cpu.")
-        assert cluster.until_event("large", "FailedScheduling")["message"] == said["message"]
+        condition = cluster.until_condition("large", "PodScheduled", "False", "Unschedulable")
+        assert condition["message"].startswith("0/2 nodes are available: 2 Insufficient cpu.")
+        assert cluster.until_event("large", "FailedScheduling")["message"] == condition["message"]
         assert cluster.until_event("small", "Scheduled")["action"] == "Binding"
     finally:
         plane.stop_kube_scheduler("theirs")
 
 
-def test_controllers_make_the_pods_of_owners_and_the_status_of_budgets(cluster: Cluster):
+def test_controllers_create_pods_of_workloads_and_the_status_of_budgets(cluster: Cluster):
     cluster.apply(
         """
         apiVersion: apps/v1
@@ -104,10 +106,12 @@ def test_controllers_make_the_pods_of_owners_and_the_status_of_budgets(cluster: 
     for name in names:
         cluster.bind(name, "node-0")
     budget = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets/web"
-    cluster.wait(lambda: cluster.get(budget)["status"].get("disruptionsAllowed") == 1, "one may be disturbed")
+    cluster.wait(
+        lambda: cluster.get(budget)["status"].get("disruptionsAllowed") == 1, "the budget allows one disruption"
+    )
 
 
-def test_groups_of_pods_as_kubernetes_itself_has_them_are_served(cluster: Cluster):
+def test_the_pod_groups_of_kubernetes_are_served(cluster: Cluster):
     cluster.apply(
         """
         apiVersion: scheduling.k8s.io/v1alpha2
@@ -135,22 +139,22 @@ def test_the_data_outlives_the_apiserver(cluster: Cluster, plane: Plane):
 
 
 @pytest.mark.parametrize("by", ["certificate", "token"])
-def test_hodei_may_what_a_scheduler_does_and_nothing_else(plane: Plane, by: str):
-    def may(verb: str, resource: str, subresource: str = "", user: str = "hodei") -> bool:
-        asked = {"verb": verb, "resource": resource, "subresource": subresource}
+def test_hodei_has_the_permissions_of_a_scheduler_and_no_others(plane: Plane, by: str):
+    def allowed(verb: str, resource: str, subresource: str = "", user: str = "hodei") -> bool:
+        attributes = {"verb": verb, "resource": resource, "subresource": subresource}
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = plane.api_of(user, by).post(path, {"spec": {"resourceAttributes": asked}})
+        answer = plane.api_of(user, by).post(path, {"spec": {"resourceAttributes": attributes}})
         return bool(answer["status"]["allowed"])
 
-    assert may("create", "pods", "binding")
-    assert may("patch", "pods", "status")
-    assert may("delete", "pods")
-    assert may("list", "nodes")
-    assert not may("create", "pods")
-    assert not may("delete", "nodes")
-    assert not may("list", "secrets")
-    assert not may("list", "nodes", user="nobody")
+    assert allowed("create", "pods", "binding")
+    assert allowed("patch", "pods", "status")
+    assert allowed("delete", "pods")
+    assert allowed("list", "nodes")
+    assert not allowed("create", "pods")
+    assert not allowed("delete", "nodes")
+    assert not allowed("list", "secrets")
+    assert not allowed("list", "nodes", user="unprivileged")
 
 
-def test_kubectl_reads_the_kubeconfig_that_hodei_is_given(plane: Plane):
+def test_kubectl_reads_the_kubeconfig_of_hodei(plane: Plane):
     assert plane.kubectl("auth", "can-i", "create", "pods", "--subresource=binding", user="hodei").strip() == "yes"

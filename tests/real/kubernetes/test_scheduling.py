@@ -1,4 +1,4 @@
-"""The pod scheduler in a real cluster: pods are placed by Kubernetes' rules, or get the reason why not."""
+"""The pod scheduler in a real cluster: pods are placed by the rules of Kubernetes, or get a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_pod_that_fits_nowhere_gets_the_reason(cluster: Cluster, hodei_kube: P
     cluster.until_bound("large")
 
 
-def test_a_higher_pod_takes_the_place_of_a_lower_one(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(cluster: Cluster, hodei_kube: PodSchedulers):
     cluster.make_nodes(1, cpu="4")
     cluster.apply(
         "{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: five}, value: 5, description: five}"
@@ -50,15 +50,15 @@ def test_a_higher_pod_takes_the_place_of_a_lower_one(cluster: Cluster, hodei_kub
     assert low["spec"]["nodeName"] == "node-0"
 
 
-def test_a_gang_is_bound_whole_or_not_at_all(cluster: Cluster, hodei_kube: PodSchedulers):
+def test_a_gang_is_bound_as_a_whole_or_not_at_all(cluster: Cluster, hodei_kube: PodSchedulers):
     cluster.make_nodes(2, cpu="4")
     hodei_kube()
-    said = {"pod-group": "ring", "pod-group-size": "3"}
-    cluster.make_pods(2, cpu="2", annotations=said, prefix="ring")
+    annotations = {"pod-group": "ring", "pod-group-size": "3"}
+    cluster.make_pods(2, cpu="2", annotations=annotations, prefix="ring")
     cluster.until_condition("ring-0", "PodScheduled", "False", "WaitingForPodGroup")
     cluster.make_pod("filler", cpu="3")
     cluster.until_bound("filler")
-    cluster.make_pod("ring-2", cpu="2", annotations=said)
+    cluster.make_pod("ring-2", cpu="2", annotations=annotations)
     cluster.until_condition("ring-2", "PodScheduled", "False", "Unschedulable")
     assert cluster.bound_to("ring-0") == ""
     cluster.delete_pod("filler")

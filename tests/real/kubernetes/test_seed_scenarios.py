@@ -1,5 +1,5 @@
-"""One pod per node, priorities and gangs by annotation, as a small scheduler of one's own would do it: by two switches,
-`--one-pod-per-node` and `--priority-annotation`. Pods ask for nothing; a gang says how many it is."""
+"""One pod per node, with priorities and gangs by annotation, as simple custom schedulers do it: the options
+`--one-pod-per-node` and `--priority-annotation`. Pods have no requests; a gang declares its size."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def three(cluster: Cluster) -> Cluster:
 
 
 def of(priority: int, group: str = "", size: int = 0) -> dict[str, Any]:
-    said = {"priority": str(priority)}
+    annotations = {"priority": str(priority)}
     if group:
-        said |= {"pod-group": group, "pod-group-size": str(size)}
-    return {"scheduler": NAME, "cpu": "", "memory": "", "annotations": said}
+        annotations |= {"pod-group": group, "pod-group-size": str(size)}
+    return {"scheduler": NAME, "cpu": "", "memory": "", "annotations": annotations}
 
 
 def fill(cluster: Cluster, *priorities: int) -> list[str]:
@@ -51,7 +51,7 @@ def fill(cluster: Cluster, *priorities: int) -> list[str]:
 
 
 def unscheduled(cluster: Cluster, *names: str) -> None:
-    """Told that there is no room, and without a node."""
+    """The pods are reported as unschedulable and have no node."""
     for name in names:
         cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")
         assert cluster.bound_to(name) == ""
@@ -65,14 +65,14 @@ def test_a_node_takes_one_pod(three: Cluster):
     assert len(three.bound()) == 3
 
 
-def test_pods_of_others_do_not_take_the_place(three: Cluster):
+def test_pods_of_other_schedulers_do_not_count(three: Cluster):
     for at in range(3):
-        three.make_pod(f"daemon-{at}", scheduler="somebody")
+        three.make_pod(f"daemon-{at}", scheduler="other")
         three.bind(f"daemon-{at}", f"node-{at}")
     fill(three, 1, 1, 1)
 
 
-def test_a_high_pod_takes_the_place_of_a_low_one(three: Cluster):
+def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(three: Cluster):
     fill(three, 10, 10, 10)
     three.make_pod("high-1", **of(100))
     three.until_bound("high-1")
@@ -119,7 +119,7 @@ def test_a_gang_that_does_not_fit_is_not_placed_and_preempts_no_pod(three: Clust
     assert set(three.holding()) == set(names)
 
 
-def test_a_gang_takes_the_places_of_lower_pods(three: Cluster):
+def test_a_gang_preempts_pods_of_lower_priority(three: Cluster):
     fill(three, 10, 100, 10)
     for at in range(2):
         three.make_pod(f"gang-{at}", **of(50, "pushing-group", 2))
@@ -147,7 +147,7 @@ def test_a_pod_of_a_gang_that_is_deleted_before_it_is_placed_is_waited_for(three
     three.until_bound("gang-1", "gang-2")
 
 
-def test_the_highest_that_waits_is_next(three: Cluster):
+def test_pending_pods_are_placed_in_order_of_priority(three: Cluster):
     there = fill(three, 500, 500, 500)
     for priority in (10, 100, 50):
         three.make_pod(f"waits-{priority}", **of(priority))
@@ -177,13 +177,13 @@ def test_a_pod_with_an_owner_is_created_again_and_waits(three: Cluster):
     first = three.wait(lambda: of_owner(True), "the owner's pod is bound")
     three.make_pod("high", **of(100))
     three.until_bound("high")
-    second = three.wait(lambda: of_owner(False), "the owner has made another")
+    second = three.wait(lambda: of_owner(False), "the owner has created another")
     assert second != first
     unscheduled(three, second)
 
 
-def test_without_the_switch_the_annotation_is_not_believed(three: Cluster, hodei_kube: PodSchedulers):
-    """Whoever may create a pod would choose its priority."""
+def test_without_the_option_the_priority_annotation_is_ignored(three: Cluster, hodei_kube: PodSchedulers):
+    """Else every user who can create pods could choose their priority."""
     hodei_kube("plain", ["--one-pod-per-node"])
     for at in range(3):
         three.make_pod(f"there-{at}", scheduler="plain")

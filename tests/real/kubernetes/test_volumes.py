@@ -1,4 +1,4 @@
-"""Pods with volumes: waiting for their first consumer, bound to a zone, or missing."""
+"""Pods with volumes that wait for their first consumer, belong to a zone, or are missing."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def make_claim(cluster: Cluster, name: str, cls: str, mode: str = "ReadWriteOnce
 def make_volume(
     cluster: Cluster, name: str, cls: str, node: str = "", claim: str = "", mode: str = "ReadWriteOnce", **labels: str
 ) -> str:
-    """On a node if one is named, for a claim if one is named; its name."""
+    """Create a volume, on `node` and for `claim` if given; returns its name."""
     spec: dict[str, Any] = {
         "capacity": {"storage": "1Gi"}, "accessModes": [mode], "storageClassName": cls,
         "persistentVolumeReclaimPolicy": "Retain", "local": {"path": "/data"} if node else None,
         "hostPath": None if node else {"path": "/data"},
     }  # fmt: skip
     if node:
-        here = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [node]}]}
-        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [here]}}
+        term = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [node]}]}
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [term]}}
     if claim:
         spec["claimRef"] = {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": cluster.namespace, "name": claim,
@@ -54,7 +54,7 @@ def make_volume(
     def is_known() -> bool:
         return bool(cluster.get(f"/api/v1/persistentvolumes/{full}")["status"].get("phase", "Pending") != "Pending")
 
-    # After an outage of the apiserver, the informers of the volume controller come back up to 30 s later.
+    # After an outage of the apiserver, the informers of the volume controller recover within 30 s.
     cluster.wait(is_known, f"the controllers know the volume {full}", timeout=90)
     return full
 
@@ -64,7 +64,7 @@ def claim_path(cluster: Cluster, name: str) -> str:
 
 
 def volume_of(cluster: Cluster, claim: str) -> str:
-    """The volume that the claim is bound to, when it is."""
+    """Wait until the claim is bound; returns its volume."""
 
     def bound() -> str:
         found = cluster.get(claim_path(cluster, claim))
@@ -101,11 +101,11 @@ def test_two_pods_do_not_get_the_same_volume(cluster: Cluster):
     assert set(bound.values()) == {"node-0", "node-1"}
     assert len({volume_of(cluster, name.replace("pod", "data")) for name in bound}) == 2
     third = next(f"pod-{at}" for at in range(3) if f"pod-{at}" not in bound)
-    told = cluster.until_condition(third, "PodScheduled", "False", "Unschedulable")["message"]
-    assert "2 node(s) didn't find available persistent volumes to bind" in told
+    message = cluster.until_condition(third, "PodScheduled", "False", "Unschedulable")["message"]
+    assert "2 node(s) didn't find available persistent volumes to bind" in message
 
 
-def test_a_volume_that_another_takes_in_the_same_moment_is_missed_and_the_next_is_found(cluster: Cluster):
+def test_a_pod_that_loses_a_race_for_a_volume_gets_the_next_one(cluster: Cluster):
     cluster.make_nodes(1)
     cls = make_class(cluster)
     make_volume(cluster, "first", cls, "node-0")
@@ -121,27 +121,27 @@ def test_a_volume_that_another_takes_in_the_same_moment_is_missed_and_the_next_i
 
 
 def test_a_volume_is_provisioned_for_the_node_of_the_pod(cluster: Cluster):
-    """The test plays the provisioner: it looks for the node on the claim, and makes the volume there."""
+    """The test acts as the provisioner: it reads the node from the claim and creates the volume there."""
     cluster.make_nodes(2)
     cls = make_class(cluster, "example.com/disks")
     make_claim(cluster, "data", cls)
     cluster.make_pod("one", **using("data"))
-    node = cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
-    assert cluster.bound_to("one") == ""  # not before its volume is there
+    node = cluster.wait(lambda: chosen_node(cluster, "data"), "the claim names a node")
+    assert cluster.bound_to("one") == ""  # not before its volume exists
     make_volume(cluster, "made", cls, node, claim="data")
     assert cluster.until_bound("one") == {"one": node}
 
 
 def test_another_node_is_tried_where_no_volume_can_be_provisioned(cluster: Cluster):
-    """The provisioner says no by taking the node off the claim."""
+    """The provisioner rejects a node by removing it from the claim."""
     cluster.make_nodes(2)
     cls = make_class(cluster, "example.com/disks")
     make_claim(cluster, "data", cls)
     cluster.make_pod("one", **using("data"))
-    first = cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
+    first = cluster.wait(lambda: chosen_node(cluster, "data"), "the claim names a node")
     cluster.patch(f"/api/v1/nodes/{first}", {"spec": {"unschedulable": True}})
     cluster.patch(claim_path(cluster, "data"), {"metadata": {"annotations": {SELECTED: None}}})
-    second = cluster.wait(lambda: chosen_node(cluster, "data"), "another node is on the claim")
+    second = cluster.wait(lambda: chosen_node(cluster, "data"), "the claim names another node")
     assert second != first
     make_volume(cluster, "made", cls, second, claim="data")
     assert cluster.until_bound("one") == {"one": second}
@@ -159,8 +159,8 @@ def test_a_claim_for_one_pod_is_used_by_one_pod(cluster: Cluster):
     cluster.make_pod("one", **using("data"))
     cluster.until_bound("one")
     cluster.make_pod("two", **using("data"))
-    told = cluster.until_condition("two", "PodScheduled", "False", "Unschedulable")["message"]
-    assert "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode" in told
+    message = cluster.until_condition("two", "PodScheduled", "False", "Unschedulable")["message"]
+    assert "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode" in message
     cluster.delete_pod("one")
     cluster.until_bound("two")
 
@@ -174,23 +174,23 @@ def test_a_pod_goes_to_the_zone_of_its_volume(cluster: Cluster):
     assert cluster.until_bound("one") == {"one": "node-2"}
 
 
-def test_a_claim_that_is_missing_is_waited_for(cluster: Cluster):
+def test_a_pod_waits_for_a_missing_claim(cluster: Cluster):
     cluster.make_nodes(1)
     cluster.make_pod("one", **using("data"))
-    told = cluster.until_condition("one", "PodScheduled", "False", "Unschedulable")["message"]
-    assert told.startswith('0/1 nodes are available: persistentvolumeclaim "data" not found.')
+    message = cluster.until_condition("one", "PodScheduled", "False", "Unschedulable")["message"]
+    assert message.startswith('0/1 nodes are available: persistentvolumeclaim "data" not found.')
     make_claim(cluster, "data", "")
 
-    def moved_on() -> bool:
+    def reason_changed() -> bool:
         return "pod has unbound immediate PersistentVolumeClaims" in cluster.condition("one")["message"]
 
-    cluster.wait(moved_on, "it is told that the claim is not bound")
+    cluster.wait(reason_changed, "the unbound claim is reported")
     make_volume(cluster, "late", "", claim="data")
     cluster.until_bound("one")
 
 
-def test_an_ephemeral_claim_is_waited_for(cluster: Cluster):
-    """An ephemeral volume: the cluster's controller makes the claim once the pod is there."""
+def test_a_pod_waits_for_its_ephemeral_claim(cluster: Cluster):
+    """The controller of the cluster creates the claim of an ephemeral volume after the pod."""
     cluster.make_nodes(1)
     cls = make_class(cluster)
     make_volume(cluster, "on-node", cls, "node-0")
@@ -201,7 +201,7 @@ def test_an_ephemeral_claim_is_waited_for(cluster: Cluster):
 
 
 def publishing_class(cluster: Cluster) -> str:
-    """A class whose driver publishes how much storage is left where."""
+    """A class whose driver publishes free storage per node."""
     driver = f"{cluster.namespace}.example.com"
     cluster.apply([{
         "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": driver},
@@ -225,7 +225,7 @@ def test_a_volume_is_provisioned_where_the_driver_has_capacity(cluster: Cluster)
     publish(cluster, "enough", cls, "node-1", "5Gi")
     make_claim(cluster, "data", cls)
     cluster.make_pod("one", **using("data"))
-    assert cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim") == "node-1"
+    assert cluster.wait(lambda: chosen_node(cluster, "data"), "the claim names a node") == "node-1"
     make_volume(cluster, "made", cls, "node-1", claim="data")
     assert cluster.until_bound("one") == {"one": "node-1"}
 
@@ -233,17 +233,17 @@ def test_a_volume_is_provisioned_where_the_driver_has_capacity(cluster: Cluster)
 def test_a_pod_waits_until_the_driver_has_enough_storage(cluster: Cluster):
     cluster.make_nodes(1)
     cls = publishing_class(cluster)
-    little = publish(cluster, "room", cls, "node-0", "500Mi")
+    little = publish(cluster, "free", cls, "node-0", "500Mi")
     make_claim(cluster, "data", cls)
     cluster.make_pod("one", **using("data"))
-    told = cluster.until_condition("one", "PodScheduled", "False", "Unschedulable")["message"]
-    assert told.startswith("0/1 nodes are available: 1 node(s) did not have enough free storage.")
+    message = cluster.until_condition("one", "PodScheduled", "False", "Unschedulable")["message"]
+    assert message.startswith("0/1 nodes are available: 1 node(s) did not have enough free storage.")
     cluster.patch(little, {"capacity": "5Gi"})
-    cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
+    cluster.wait(lambda: chosen_node(cluster, "data"), "the claim names a node")
 
 
 def test_a_pod_with_two_claims_goes_where_two_volumes_are(cluster: Cluster):
-    """Had it gone where one is, that one would be bound and the pod could go nowhere else."""
+    """On the node with one volume, that volume would be bound, and the pod could not be placed anywhere."""
     cluster.make_nodes(2)
     cls = make_class(cluster)
     make_volume(cluster, "a", cls, "node-0")
@@ -266,11 +266,11 @@ def test_claims_that_compete_for_few_volumes_each_get_their_own_and_no_binding_f
         make_claim(cluster, f"data-{at}", cls)
     for at in range(6):
         cluster.make_pod(f"pod-{at}", **using(f"data-{at}"))
-    cluster.wait(lambda: len(cluster.bound()) == 4, "as many are bound as there are volumes")
+    cluster.wait(lambda: len(cluster.bound()) == 4, "one pod per volume is bound")
     bound = cluster.bound()
     assert len({volume_of(cluster, name.replace("pod", "data")) for name in bound}) == 4
     for name in {f"pod-{at}" for at in range(6)} - set(bound):
-        told = cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")["message"]
-        assert "2 node(s) didn't find available persistent volumes to bind" in told
+        message = cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")["message"]
+        assert "2 node(s) didn't find available persistent volumes to bind" in message
     failures = [one["message"] for at in range(6) for one in cluster.events_of(f"pod-{at}", "FailedScheduling")]
     assert not [one for one in failures if "no volume is left" in one or "modified" in one], failures

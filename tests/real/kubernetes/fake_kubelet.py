@@ -1,11 +1,11 @@
-"""For tests: two pages of a kubelet that the API server asks: for logs `/containerLogs/NAMESPACE/POD/CONTAINER`, and for
-commands `/exec/NAMESPACE/POD/CONTAINER` by WebSocket (`v5.channel.k8s.io`).
+"""For tests: two endpoints of a kubelet that the API server calls: logs at `/containerLogs/NAMESPACE/POD/CONTAINER`, and
+commands at `/exec/NAMESPACE/POD/CONTAINER` by WebSocket (`v5.channel.k8s.io`).
 
-It proves that logs and commands are asked for as a real API server wants it, rights included, and come back through it. It
-does not prove what a kubelet makes of a log: no files are read or rotated here, `limitBytes` is all that it knows. Nor what
-a container runtime does: commands are real processes, but of this machine, with its files and as its user; the pod's first
-process is one that the test names (`main`), and stands in wherever a command says 1. API servers also translate the
-WebSocket to SPDY, for nodes before 1.36: this node declares that it needs no translation.
+It proves that a real API server accepts the requests for logs and commands, permissions included, and returns the answers. It
+does not prove how a kubelet handles logs: it reads and rotates no files, and knows only `limitBytes`. Nor what a container
+runtime does: commands are real processes of this machine, with its files and as its user. The test names the process that
+stands for the pod's first one (`main`); it replaces each argument `1` of a command. For nodes before 1.36, API servers
+translate the WebSocket to SPDY; this node declares that it needs no translation.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ PROTOCOL = "v5.channel.k8s.io"
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-class LogKubelet:
-    """`said` holds the log of each pod by its name; one that is not in it has a container that has not begun. `main` holds
-    the process that is a pod's first one; `executed` all commands that came, by pod."""
+class FakeKubelet:
+    """`logs`: the log of each pod by name; the container of a pod without one has not started. `main`: the first process of
+    each pod. `executed`: all commands so far, with their pods."""
 
     def __init__(self, plane: Plane) -> None:
-        self.said: dict[str, bytes] = {}
+        self.logs: dict[str, bytes] = {}
         self.main: dict[str, int] = {}
         self.executed: list[tuple[str, list[str]]] = []
         kubelet = self
 
         class Page(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                at = urlsplit(self.path)
-                _, page, _, pod, *_ = at.path.split("/")
-                asked = parse_qs(at.query, keep_blank_values=True)
+                url = urlsplit(self.path)
+                _, page, _, pod, *_ = url.path.split("/")
+                query = parse_qs(url.query, keep_blank_values=True)
                 if page == "exec":
-                    kubelet._execute(self, pod, asked)
+                    kubelet._execute(self, pod, query)
                     return
-                text = kubelet.said.get(pod)
+                text = kubelet.logs.get(pod)
                 if text is None:
                     self.send_error(400, "the container is waiting to start")
                     return
-                limit = int(asked.get("limitBytes", [str(len(text))])[0])
+                limit = int(query.get("limitBytes", [str(len(text))])[0])
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(text[:limit])
@@ -66,13 +66,13 @@ class LogKubelet:
         self._thread.start()
 
     def serve(self, cluster: Cluster, node: str) -> None:
-        """Be the kubelet that the API server asks about pods of `node`."""
-        here = {
+        """Act as the kubelet of `node`."""
+        status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.server_port}},
             "declaredFeatures": ["ExtendWebSocketsToKubelet"],
         }
-        cluster.patch(f"/api/v1/nodes/{node}/status", {"status": here})
+        cluster.patch(f"/api/v1/nodes/{node}/status", {"status": status})
 
     def commands(self, pod: str) -> list[list[str]]:
         return [command for name, command in self.executed if name == pod]
@@ -82,8 +82,8 @@ class LogKubelet:
         self._server.server_close()
         self._thread.join(10)
 
-    def _execute(self, page: BaseHTTPRequestHandler, pod: str, asked: dict[str, list[str]]) -> None:
-        command, key = asked["command"], page.headers.get("Sec-WebSocket-Key", "")
+    def _execute(self, page: BaseHTTPRequestHandler, pod: str, query: dict[str, list[str]]) -> None:
+        command, key = query["command"], page.headers.get("Sec-WebSocket-Key", "")
         assert PROTOCOL in page.headers.get("Sec-WebSocket-Protocol", "")
         page.send_response_only(101)
         page.send_header("Upgrade", "websocket")
@@ -99,7 +99,7 @@ class LogKubelet:
         page.wfile.write(b"\x88\x02\x03\xe8")
 
     def _run(self, pod: str, command: list[str], page: BaseHTTPRequestHandler) -> dict[str, Any]:
-        """The Status that a kubelet sends as the last word."""
+        """Run the command; returns the Status that a kubelet sends last."""
         if "1" in command:
             assert pod in self.main, "a signal would reach the first process of this machine"
             command = [str(self.main[pod]) if word == "1" else word for word in command]
@@ -125,18 +125,18 @@ class LogKubelet:
         code = process.wait()
         if code == 0:
             return {"metadata": {}, "status": "Success"}
-        told = str(code if code > 0 else 128 - code)
+        exit_code = str(code if code > 0 else 128 - code)
         return {
             "metadata": {},
             "status": "Failure",
-            "message": f"command terminated with non-zero exit code: exit status {told}",
+            "message": f"command terminated with non-zero exit code: exit status {exit_code}",
             "reason": "NonZeroExitCode",
-            "details": {"causes": [{"reason": "ExitCode", "message": told}]},
+            "details": {"causes": [{"reason": "ExitCode", "message": exit_code}]},
         }
 
 
 def _frame(channel: int, data: bytes) -> bytes:
-    """One whole binary message of a server."""
+    """An unfragmented binary message of a server."""
     size = len(data) + 1
     if size < 126:
         head = bytes((0x82, size))
