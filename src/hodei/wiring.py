@@ -30,11 +30,12 @@ from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, CircuitPolicy, RetryPolicy
 from hodei.extensions import COLLECTORS, ESTIMATORS, SINKS, STORES, make
 from hodei.jobfile.check import refuse
-from hodei.jobfile.values import parse_numbers, word
+from hodei.jobfile.values import parse_numbers
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.dependency import AllowedData
 from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.facts import EventNoted
+from hodei.model.names import word
 from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.resources import (
     CPU,

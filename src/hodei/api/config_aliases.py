@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hodei.jobfile.values import Problems, did_you_mean, safe_repr
+from hodei.jobfile.values import Problems, did_you_mean
 from hodei.model.config import ProfileConfig
+from hodei.model.names import safe_repr
 
 _FILTERS = {
     "resource": "fit", "resources": "fit", "resource_filter": "fit", "affinity_filter": "affinity",

@@ -10,11 +10,11 @@ from msgspec import Struct, field
 
 from hodei.jobfile.parse import MAX_TIME_MS, parse_job
 from hodei.jobfile.render import iso, job_document
-from hodei.jobfile.values import plain_name
 from hodei.model.audit import AuditEntry, EnvVisibility
 from hodei.model.cron import MAX_MISSED, Periodic, parse_cron
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Job
+from hodei.model.names import plain_name
 from hodei.model.reservation import LateRun, OverstayPolicy, Reservation, ReservationSpec
 from hodei.model.resources import MAX_DURATION_MS, format_duration, format_resources, parse_duration_ms, parse_resources
 

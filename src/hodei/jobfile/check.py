@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from hodei.jobfile.values import Problems, did_you_mean, error_text, safe_repr
+from hodei.jobfile.values import Problems, did_you_mean, error_text
 from hodei.model.errors import InvalidInput
+from hodei.model.names import safe_repr
 
 MAX_PROBLEMS = 50
 _KEY = re.compile(r"[A-Za-z0-9_./-]{1,64}")
@@ -125,7 +126,7 @@ def _parses(data: Any, parse: Callable[[Any], object], at: str, problems: Proble
         parse(data)
     except InvalidInput as error:
         for path, text in error.problems or (("", error_text(error)),):
-            _wrong(problems, _join(at, path) if path else at, text)
+            _wrong(problems, join_path(at, path) if path else at, text)
         return False
     return True
 
@@ -139,7 +140,7 @@ def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at:
             known = ", ".join(tagged)
             got = "missing key" if tag is None else f"{safe_repr(tag)} is not a type"
             guess = did_you_mean(tag, tagged) if isinstance(tag, str) else ""
-            return _wrong(problems, _join(at, struct.tag_field), f"{got}; one of {known}{guess}")
+            return _wrong(problems, join_path(at, struct.tag_field), f"{got}; one of {known}{guess}")
         struct = tagged[tag]
         out[struct.tag_field] = tag
     known_keys = _spellings(struct.cls)
@@ -151,19 +152,19 @@ def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at:
         name = known_keys.get(key) if isinstance(key, str) else None
         if name is None:
             guess = did_you_mean(key, fields) if isinstance(key, str) else ""
-            path = _join(at, key) if isinstance(key, str) else at
+            path = join_path(at, key) if isinstance(key, str) else at
             _wrong(problems, path, f"unknown key {safe_repr(key)}{guess}")
         elif name in given:
-            _wrong(problems, _join(at, key), f"given twice, in two spellings; keep {name!r}")
+            _wrong(problems, join_path(at, key), f"given twice, in two spellings; keep {name!r}")
         else:
             given.add(name)
-            checked = _walk(value, fields[name].type, _join(at, key), problems)
+            checked = _walk(value, fields[name].type, join_path(at, key), problems)
             if checked is not _WRONG:
                 out[name] = checked
     for name, field in fields.items():
         if field.required and name not in out:
             if name not in given:
-                _wrong(problems, _join(at, name), "missing key")
+                _wrong(problems, join_path(at, name), "missing key")
             out[name] = _stand_in(field.type)
     return out
 
@@ -183,7 +184,7 @@ def _walk_dict(data: Mapping[Any, Any], kind: inspect.DictType, at: str, problem
             _wrong(problems, at, f"the key {safe_repr(key)} is not a string; put it in quotes")
             continue
         valid_key = _walk(key, kind.key_type, at, problems) is not _WRONG
-        checked = _walk(value, kind.value_type, _join(at, key), problems)
+        checked = _walk(value, kind.value_type, join_path(at, key), problems)
         if valid_key and checked is not _WRONG:
             out[key] = checked
     return out
@@ -194,13 +195,18 @@ def _walk_number(data: int | float, kind: inspect.IntType | inspect.FloatType, a
     limit = MAX_INTEGER if isinstance(data, int) else float_info.max
     low, high = -limit if kind.ge is None else kind.ge, limit if kind.le is None else kind.le
     if not low <= data <= high:
-        return _wrong(problems, at, f"out of range: {_short(data)} is not from {_short(low)} to {_short(high)}")
+        return _wrong(
+            problems, at, f"out of range: {short_number(data)} is not from {short_number(low)} to {short_number(high)}"
+        )
     return data
 
 
-def _short(number: float) -> str:
-    text = str(number) if isinstance(number, int) else f"{number:g}"
-    return text if len(text) <= 40 else f"{text[:20]}... ({len(text.lstrip('-'))} digits)"
+def short_number(number: float) -> str:
+    """For messages."""
+    if isinstance(number, int):
+        digits = int(number.bit_length() * 0.30103)
+        return str(number) if digits < 40 else f"a number of {digits} digits"
+    return f"{number:g}"
 
 
 def _stand_in(kind: inspect.Type) -> Any:
@@ -248,7 +254,7 @@ def _matches(data: object, kind: inspect.Type) -> bool:
         case inspect.BoolType():
             return isinstance(data, bool)
         case inspect.LiteralType():
-            return isinstance(data, str) and data in kind.values
+            return type(data) in (str, int) and data in kind.values
         case inspect.StrType():
             return isinstance(data, str)
         case inspect.IntType():
@@ -261,7 +267,7 @@ def _matches(data: object, kind: inspect.Type) -> bool:
             return True
         case inspect.DictType() | inspect.StructType():
             return isinstance(data, Mapping)
-    return False
+    return True  # other types are for msgspec
 
 
 def _expected(data: object, kind: inspect.Type) -> str:
@@ -330,7 +336,8 @@ def _wrong(problems: Problems, at: str, text: str) -> Any:
     return _WRONG
 
 
-def _join(at: str, key: str) -> str:
+def join_path(at: str, key: str) -> str:
+    """The path of a key in a table."""
     key = key if _KEY.fullmatch(key) else safe_repr(key)
     return f"{at}.{key}" if at else key
 

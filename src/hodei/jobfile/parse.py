@@ -25,20 +25,12 @@ from hodei.jobfile.values import (
     check_text,
     did_you_mean,
     duration,
-    env_name,
-    job_name,
-    label_key,
-    label_value,
-    name_of_program,
-    plain_name,
     priority,
     program,
-    safe_repr,
     try_parse,
 )
 from hodei.jobfile.values import command as parse_command
 from hodei.jobfile.values import resources as parse_task_resources
-from hodei.jobfile.values import word as parse_word
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.errors import InvalidInput
 from hodei.model.job import (
@@ -54,6 +46,8 @@ from hodei.model.job import (
     TaskSpec,
     Workload,
 )
+from hodei.model.names import env_name, job_name, label_key, label_value, name_of_program, plain_name, safe_repr
+from hodei.model.names import word as parse_word
 from hodei.model.node import Location
 from hodei.model.resources import GPU, format_duration, parse_quantity
 

@@ -22,10 +22,7 @@ from hodei.jobfile.values import (
     about,
     check_requirement_names,
     error_text,
-    label_key,
-    plain_name,
     requirement_document,
-    safe_repr,
     try_parse,
 )
 from hodei.model.affinity import (
@@ -40,6 +37,7 @@ from hodei.model.affinity import (
 )
 from hodei.model.errors import InvalidInput
 from hodei.model.job import TaskSpec
+from hodei.model.names import label_key, plain_name, safe_repr
 
 if TYPE_CHECKING:
     from hodei.jobfile import schema

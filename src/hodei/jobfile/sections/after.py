@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from hodei.jobfile.values import Duration, Form, Line, Problems, about, duration, job_name, safe_repr, try_parse
+from hodei.jobfile.values import Duration, Form, Line, Problems, about, duration, try_parse
 from hodei.model.array import parse_indices
 from hodei.model.dependency import ONS, Dependencies, Dependency, On, parse_data_location
+from hodei.model.names import job_name, safe_repr
 from hodei.model.resources import format_duration
 
 MAX_AFTER = 10_000

@@ -21,15 +21,13 @@ from hodei.jobfile.values import (
     did_you_mean,
     duration,
     duration_value,
-    label_key,
     non_empty,
     program,
-    safe_repr,
     try_parse,
-    word,
 )
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Binding, Checkpoint, Distribution, GangRules, JobSpec, TaskSpec, TransferCost
+from hodei.model.names import label_key, safe_repr, word
 from hodei.model.resources import CPU, Resources, format_duration, human_amount
 
 if TYPE_CHECKING:

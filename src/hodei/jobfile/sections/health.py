@@ -20,12 +20,12 @@ from hodei.jobfile.values import (
     command,
     duration,
     program,
-    safe_repr,
     text,
     try_parse,
 )
 from hodei.model.errors import InvalidInput
 from hodei.model.job import NODE_HOST, HealthCheck, JobSpec
+from hodei.model.names import safe_repr
 from hodei.model.resources import format_duration
 
 

@@ -12,16 +12,13 @@ from hodei.jobfile.values import (
     check_requirement_names,
     did_you_mean,
     error_text,
-    label_key,
-    label_value,
     requirement_document,
-    safe_repr,
     try_parse,
-    word,
 )
 from hodei.model.affinity import NodeTerm, Requirement, check_requirement, parse_selector
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Toleration
+from hodei.model.names import label_key, label_value, safe_repr, word
 from hodei.model.node import Location, TaintEffect
 from hodei.model.resources import format_duration, parse_duration_ms
 

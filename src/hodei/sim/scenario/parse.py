@@ -21,11 +21,12 @@ from hodei.control.admission.dependency_names import (
 )
 from hodei.jobfile.check import convert
 from hodei.jobfile.parse import parse_job
-from hodei.jobfile.values import Problems, did_you_mean, error_text, safe_repr, try_parse
+from hodei.jobfile.values import Problems, did_you_mean, error_text, try_parse
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import NodeConfig, SchedulingConfig
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import HodeiError, InvalidInput
+from hodei.model.names import safe_repr
 from hodei.model.node import Node
 from hodei.model.resources import parse_duration_ms
 from hodei.sim.policies import POLICIES, policy
