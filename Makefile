@@ -12,7 +12,7 @@ PARALLEL := -n $(WORKERS) --dist loadgroup
 LOCKED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help hodei venv browser docker slurm kubernetes demo test test-daemons test-all retest unit real coverage real-local real-docker real-slurm \
+.PHONY: help hodei venv browser docker slurm hosts kubernetes demo test test-daemons test-all retest unit real coverage real-local real-docker real-slurm \
 	real-kubernetes lint format hooks bench bench-kube fuzz lock sbom wheel release clean
 
 help:  ## this list
@@ -47,6 +47,9 @@ docker:  ## Docker for the container tests (apt-get, as root)
 
 slurm:  ## Slurm for the cluster tests (apt-get, as root)
 	@sh scripts/install-slurm.sh
+
+hosts:  ## an SSH server for the tests of `hodei host add` (apt-get, as root)
+	@sh scripts/install-sshd.sh
 
 kubernetes:  ## a Kubernetes control plane for the tests, built once
 	@sh tests/real/kubernetes/build.sh
