@@ -254,3 +254,29 @@ def test_a_revoked_host_is_disconnected_at_once(installation: Installation, host
     installation.request("GET", "/api/v1/hosts")
     (found,) = installation.request("GET", "/api/v1/hosts").json["hosts"]
     assert found["state"] == "revoked"
+
+
+def test_a_job_that_allows_it_waits_for_an_offline_device_until_its_deadline(
+    installation: Installation, hosts: list[Host]
+) -> None:
+    device = Host(installation, "device", 0, "--offline-ok", "4h").join()
+    hosts.append(device)
+    device.kill()
+    device.until_state("not-ready")
+    ordinary = installation.submit("true")
+    patient = installation.submit("true", backend={"offline": "1h"})
+    cancelled = installation.submit("true", backend={"offline": "1h"})
+    hasty = installation.submit("true", backend={"offline": "2s"})
+    for job in (patient, cancelled, hasty):
+        assert [run.node for run in installation.until_state(job, "scheduled").runs] == ["device"]
+    installation.ok("cancel", str(cancelled))
+    assert installation.ended(cancelled)[0].runs[0].state == "stopped"
+    runs = until(lambda: [run for run in installation.job(hasty).runs if run.state == "failed"], "it is given back")
+    assert "deadline" in runs[0].reason
+    assert installation.job(hasty).job.state == "pending"
+    assert installation.state(ordinary) == "pending"
+    assert installation.state(patient) == "scheduled"
+    device.start()
+    details = installation.ended(patient, hasty, ordinary)
+    assert [(detail.job.state, detail.runs[-1].node) for detail in details] == [("succeeded", "device")] * 3
+    assert len(details[0].runs) == 1

@@ -94,12 +94,13 @@ class _Start:
 
 
 class AgentNode:
-    """One node. `ready`: its session is established, and its agent is heard of. `given_up`: it was silent for too long."""
+    """One node. `ready`: its session is established, and its agent is heard of. `given_up`: it was silent for too long.
+    `missed`: it did not return before the deadline of a start."""
 
     def __init__(self, joined: JoinedNode, now_s: float, seen_ms: int) -> None:
         self.joined = joined
         self.session: AgentSession | None = None
-        self.greeted = self.ready = self.given_up = False
+        self.greeted = self.ready = self.given_up = self.missed = False
         self.silent_since_s, self.last_seen_ms = now_s, seen_ms
         self.known: dict[RunId, RunObserved] = {}
         self.starts: dict[RunId, _Start] = {}
@@ -153,6 +154,7 @@ class AgentBackend(BaseBackend):
         self._observations: list[RunObserved] = []
         self._changed, self._nodes_changed = asyncio.Event(), asyncio.Event()
         self._returned: set[NodeName] = set()
+        self._opened_ms = 0
         self._superseded: StaleEpoch | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -169,6 +171,7 @@ class AgentBackend(BaseBackend):
         for joined in self._hub.registry.nodes.values():
             if joined.backend == self.name:
                 self._nodes[joined.name] = AgentNode(joined, self._now_s(), joined.seen_ms)
+        self._opened_ms = self._now_ms()
         self._hub.add_backend(self)
         self._ticker = asyncio.create_task(self._tick(), name=f"{self.name}: watch the agents")
 
@@ -243,7 +246,7 @@ class AgentBackend(BaseBackend):
             return
         node.known = {}
         self._seen(node, session, listed)
-        node.greeted, node.given_up = True, False
+        node.greeted, node.given_up, node.missed = True, False, False
         node.not_reached.clear()
         waiting = [start for run, start in node.starts.items() if run not in node.known]
         node.starts = {start.order.run: start for start in waiting}
@@ -280,6 +283,8 @@ class AgentBackend(BaseBackend):
         for start in [s for s in late if self._now_ms() > s.start_by_ms + START_MARGIN_MS]:
             text = f"node {node.name} did not come back before the job's deadline for a start there"
             self._observe_end(node, start.order.run, "failed", NOT_REACHED_RUN, text)
+            node.missed = True  # the job goes elsewhere, and not here again
+            self._nodes_changed.set()
         lost_ms = self.lost_ms(node)
         if not lost_ms or node.given_up or (now_s - node.silent_since_s) * 1000 < lost_ms:
             return
@@ -387,6 +392,7 @@ class AgentBackend(BaseBackend):
             ready=not code,
             not_ready_code=code,
             not_ready_reason=text,
+            offline_ok=code == OFFLINE and joined.offline_ok_ms > 0 and not node.given_up and not node.missed,
             last_seen_ms=node.last_seen_ms if code == OFFLINE else 0,
         )
 
@@ -466,11 +472,17 @@ class AgentBackend(BaseBackend):
         return start
 
     def start_by_ms(self, order: Start, node: AgentNode) -> int:
-        """The job's own deadline for a start on a node that is offline; 0 if it allows none."""
-        return 0
+        """The job's own deadline for a start on a node that is normally offline; 0 if it allows none."""
+        offline_ms = order.spec.backend.offline_ms
+        return order.run.placed_ms + offline_ms if offline_ms and node.joined.offline_ok_ms else 0
 
     def _accept_absent(self, order: Start, node: AgentNode, start: _Start) -> None:
         run = order.run.id
+        if self._now_ms() < start.start_by_ms and not node.given_up and not node.joined.revoked_ms:
+            # An earlier server may have sent it: then only its agent knows whether it has started.
+            start.sent = order.run.placed_ms < self._opened_ms
+            node.starts[run] = start
+            return
         if node.given_up and run in node.not_reached:
             # Repeated, so an earlier server may have sent it: it counts as lost with the others.
             node.not_reached.discard(run)
