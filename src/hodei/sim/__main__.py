@@ -1,4 +1,4 @@
-"""`python -m hodei.sim replay|compare|forecasts|policies|traces`, which is `hodei sim`.
+"""`python -m hodei.sim replay|compare|capacity|forecasts|policies|traces`, which is `hodei sim`.
 
 Exit codes: 0 done; 1 a simulation failed; 2 invalid command line or input; 130 Ctrl-C.
 """
@@ -15,7 +15,7 @@ import click
 from hodei.cli.groups import Group, exit_code
 from hodei.cli.options import headers_option, output_option
 from hodei.cli.output import Column, emit_list
-from hodei.sim.commands import compare, forecasts, replay
+from hodei.sim.commands import capacity, compare, forecasts, replay
 from hodei.sim.policies import ABOUT, POLICIES
 
 
@@ -26,11 +26,12 @@ def sim() -> None:
     \b
       hodei sim replay kth.swf.gz --policy easy --procs 100
       hodei sim compare 'generate:lublin?jobs=5000' --policies fcfs,easy,conservative --out report
+      hodei sim capacity 'generate:ci?jobs=2000' --offer offer.toml
       hodei sim forecasts kth.swf.gz --policies easy,sjf --procs 100
     """
 
 
-for command in (replay.replay, compare.compare, forecasts.forecasts):
+for command in (replay.replay, compare.compare, capacity.capacity, forecasts.forecasts):
     sim.add_command(command)
 
 

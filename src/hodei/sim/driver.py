@@ -113,6 +113,8 @@ class Simulation:
         arrivals = iter(self._workload.arrivals)
         arrival = next(arrivals, None)
         first_ms = arrival.at_ms if arrival is not None else 0
+        if self._provider is not None:
+            self._provider.begin(first_ms)
         self._step(first_ms, [NodeJoined(node) for node in self._nodes])
         reported_s = time.monotonic()
         idle = 0
@@ -193,7 +195,7 @@ class Simulation:
         self._job_of[start.run.id] = start.run.job
         if self._provider is not None:
             self._node_of[start.run.id] = start.run.node
-            self._provider.run_started(start.run.node, now_ms)
+            self._provider.run_started(start.run.node, start.task.request, now_ms)
         for resource, amount in start.task.request.items():
             self._used[resource] = self._used.get(resource, 0) + amount
         expected = job.arrival.run_ms == start.spec.estimate_ms
@@ -217,10 +219,11 @@ class Simulation:
 
     def _release(self, run: RunId, now_ms: int) -> _ActiveJob:
         job = self._active[self._job_of.pop(run)]
-        if self._provider is not None:
-            self._provider.run_ended(self._node_of.pop(run), now_ms)
         _, member, _ = parse_run_id(run)
-        for resource, amount in job.arrival.spec.task_of(member).request.items():
+        request = job.arrival.spec.task_of(member).request
+        if self._provider is not None:
+            self._provider.run_ended(self._node_of.pop(run), request, now_ms)
+        for resource, amount in request.items():
             self._used[resource] -= amount
         job.running -= 1
         self._busy -= not job.running

@@ -79,6 +79,7 @@ class Result(Struct):
     nodes_used: CapacityUse | None = None
 
 
+HOUR_MS = 3_600_000
 SHORT_RUN_MS = 10_000
 """Shorter runs count as this long in a slowdown; otherwise the shortest jobs would dominate the mean."""
 STARVED_MS = 7 * 86_400_000
@@ -125,6 +126,21 @@ def summary(result: Result, *, starved_ms: int = STARVED_MS) -> dict[str, Any]:
         "start_reservations_broken": result.start_reservations_broken,
         "seconds": result.seconds,
         "jobs_per_second": len(result.outcomes) / result.seconds if result.seconds else 0.0,
+        **(_capacity_numbers(result.nodes_used) if result.nodes_used is not None else {}),
+    }
+
+
+def _capacity_numbers(used: CapacityUse) -> dict[str, Any]:
+    return {
+        "cost": used.cost_milli / 1000,
+        "node_hours": used.paid_ms / HOUR_MS,
+        "wasted_hours": used.wasted_ms / HOUR_MS,
+        "used_part": used.allocated_ms / used.paid_ms if used.paid_ms else 0.0,
+        "nodes_started": used.started,
+        "boots_failed": used.failed_boots,
+        "orders_refused": used.refused,
+        "reclaimed": used.reclaimed,
+        "longest_idle_s": used.longest_idle_ms / 1000,
     }
 
 

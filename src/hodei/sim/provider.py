@@ -22,6 +22,7 @@ from hodei.model.effects import NodeAct, WantNodes
 from hodei.model.facts import CapacityPlanned, Fact, NodeJoined, NodeLost, NodeRefused
 from hodei.model.ids import NodeName
 from hodei.model.node import Node
+from hodei.model.resources import Resources
 
 # What decides about new nodes: the planner, or a rule to compare it with.
 Strategy = Callable[[Controller, int], CapacityPlan]
@@ -40,17 +41,21 @@ class ProviderPolicy(Struct, frozen=True):
 
 
 class CapacityUse(Struct):
-    """`paid_ms` and `busy_ms`: node time; the difference was wasted. `idle_ms`: the longest time that a ready node was
-    paid for and idle."""
+    """`paid_ms`: node time from the order until the node has stopped. `busy_ms`: when at least one run was on the node; the
+    rest was wasted. `allocated_ms`: `busy_ms` weighted by the largest share of a resource that the runs requested.
+    `longest_idle_ms`: the longest time that a ready node was paid for and idle until its release. `changes`: the time, and
+    from then on how many nodes are paid for, and how many are busy."""
 
     paid_ms: int = 0
     busy_ms: int = 0
+    allocated_ms: int = 0
     cost_milli: int = 0
     started: int = 0
     failed_boots: int = 0
     refused: int = 0
     reclaimed: int = 0
     longest_idle_ms: int = 0
+    changes: list[tuple[int, int, int]] = []
 
     @property
     def wasted_ms(self) -> int:
@@ -58,12 +63,18 @@ class CapacityUse(Struct):
 
 
 class _Paid:
-    __slots__ = ("busy_since_ms", "idle_since_ms", "since_ms")
+    """A node while it is paid for. `runs`: how many are on it; `share`: what they request of it."""
 
-    def __init__(self, now_ms: int) -> None:
+    __slots__ = ("busy_since_ms", "idle_since_ms", "node", "runs", "share", "share_since_ms", "since_ms")
+
+    def __init__(self, node: Node, now_ms: int) -> None:
+        self.node = node
         self.since_ms = now_ms
         self.busy_since_ms = -1
         self.idle_since_ms = -1
+        self.runs = 0
+        self.share = 0.0
+        self.share_since_ms = now_ms
 
 
 class Provider:
@@ -74,16 +85,24 @@ class Provider:
     ) -> None:
         self.policy = policy or ProviderPolicy()
         self._strategy = strategy or plan_on_clone
+        nodes = list(nodes)
         self.offered = {node.name: node for node in nodes if node.group}
+        self._permanent = [node for node in nodes if not node.group]
         self.used = CapacityUse()
         self._random = random.Random(self.policy.seed)
         self._paid: dict[NodeName, _Paid] = {}
-        self._runs: dict[NodeName, int] = {}
+        self._busy = 0
         self._generation: dict[NodeName, int] = {}
         self._due: list[tuple[int, int, int, Fact]] = []
         self._numbers = count()
         self._planned_ms = -HOUR_MS
         self._changed = True
+
+    def begin(self, now_ms: int) -> None:
+        """The simulation starts: from now on the permanent nodes are paid for."""
+        for node in self._permanent:
+            self._paid[node.name] = _Paid(node, now_ms)
+        self._note(now_ms)
 
     def act(self, act: NodeAct, now_ms: int) -> None:
         for name in act.nodes:
@@ -98,7 +117,8 @@ class Provider:
             self._at(now_ms, name, NodeRefused(name, NO_CAPACITY, f"no capacity in group {node.group}"))
             return
         self.used.started += 1
-        self._paid[name] = _Paid(now_ms)
+        self._paid[name] = _Paid(node, now_ms)
+        self._note(now_ms)
         self._generation[name] = self._generation.get(name, 0) + 1
         self._at(now_ms, name, NodeJoined(structs.replace(node, phase="starting")))
         if self._chance(policy.failed_boots_percent):
@@ -114,6 +134,10 @@ class Provider:
     def _stop(self, name: NodeName, now_ms: int) -> None:
         if name not in self._paid:
             return
+        paid = self._paid[name]
+        if paid.idle_since_ms >= 0:
+            self.used.longest_idle_ms = max(self.used.longest_idle_ms, now_ms - paid.idle_since_ms)
+            paid.idle_since_ms = -1
         self._generation[name] += 1  # what was still to come of it does not happen
         self._at(now_ms + self.policy.stop_ms, name, NodeJoined(self.offered[name]))
 
@@ -123,35 +147,54 @@ class Provider:
     def _at(self, at_ms: int, name: NodeName, fact: Fact) -> None:
         heapq.heappush(self._due, (at_ms, next(self._numbers), self._generation.get(name, 0), fact))
 
-    def run_started(self, name: NodeName, now_ms: int) -> None:
-        self._runs[name] = self._runs.get(name, 0) + 1
+    def run_started(self, name: NodeName, request: Resources, now_ms: int) -> None:
         paid = self._paid.get(name)
-        if paid is not None and self._runs[name] == 1:
+        if paid is None:
+            return
+        self._allocate(paid, request, 1, now_ms)
+        if paid.runs == 1:
+            self._busy += 1
             paid.busy_since_ms = now_ms
-            self._count_idle(paid, now_ms)
+            paid.idle_since_ms = -1
+            self._note(now_ms)
 
-    def run_ended(self, name: NodeName, now_ms: int) -> None:
-        self._runs[name] -= 1
+    def run_ended(self, name: NodeName, request: Resources, now_ms: int) -> None:
         paid = self._paid.get(name)
-        if paid is not None and not self._runs[name]:
+        if paid is None:
+            return
+        self._allocate(paid, request, -1, now_ms)
+        if not paid.runs:
+            self._busy -= 1
             self.used.busy_ms += now_ms - paid.busy_since_ms
             paid.busy_since_ms, paid.idle_since_ms = -1, now_ms
+            self._note(now_ms)
 
-    def _count_idle(self, paid: _Paid, now_ms: int) -> None:
-        if paid.idle_since_ms >= 0:
-            self.used.longest_idle_ms = max(self.used.longest_idle_ms, now_ms - paid.idle_since_ms)
-        paid.idle_since_ms = -1
+    def _allocate(self, paid: _Paid, request: Resources, sign: int, now_ms: int) -> None:
+        self.used.allocated_ms += round(paid.share * (now_ms - paid.share_since_ms))
+        paid.runs += sign
+        capacity = paid.node.capacity
+        share = max((amount / capacity[r] for r, amount in request.items() if amount and capacity.get(r)), default=0.0)
+        paid.share, paid.share_since_ms = (paid.share + sign * share) if paid.runs else 0.0, now_ms
+
+    def _note(self, now_ms: int) -> None:
+        changes = self.used.changes
+        if changes and changes[-1][0] == now_ms:
+            changes.pop()
+        changes.append((now_ms, len(self._paid), self._busy))
 
     def _ended(self, name: NodeName, now_ms: int) -> None:
         paid = self._paid.pop(name, None)
         if paid is None:
             return
-        self._count_idle(paid, now_ms - self.policy.stop_ms)
+        used = self.used
         if paid.busy_since_ms >= 0:
-            self.used.busy_ms += now_ms - paid.busy_since_ms
+            self._busy -= 1
+            used.busy_ms += now_ms - paid.busy_since_ms
+            used.allocated_ms += round(paid.share * (now_ms - paid.share_since_ms))
         paid_ms = now_ms - paid.since_ms
-        self.used.paid_ms += paid_ms
-        self.used.cost_milli += cost_milli(self.offered[name], paid_ms)
+        used.paid_ms += paid_ms
+        used.cost_milli += cost_milli(paid.node, paid_ms)
+        self._note(now_ms)
 
     def finish(self, now_ms: int) -> None:
         """The end of the simulation: what still runs is paid until now."""
@@ -160,13 +203,12 @@ class Provider:
 
     @property
     def active(self) -> bool:
-        """Whether anything is paid for or will happen."""
-        return bool(self._paid)
+        """Whether an ordered node is still paid for."""
+        return len(self._paid) > len(self._permanent)
 
     def next_ms(self, controller: Controller) -> int | None:
         due = self._due[0][0] if self._due else None
-        waiting = self._changed and (self._paid or any(controller.pending().values()))
-        if not waiting:
+        if not (self._changed and self.offered and (self.active or any(controller.pending().values()))):
             return due
         plan_ms = self._planned_ms + controller.scaling.policy.interval_ms
         return plan_ms if due is None else min(due, plan_ms)
@@ -194,7 +236,7 @@ class Provider:
             elif isinstance(fact, NodeJoined) and fact.node.phase == "ready":
                 self._paid[name].idle_since_ms = now_ms
             out.append(fact)
-        if self._changed and now_ms >= self._planned_ms + controller.scaling.policy.interval_ms:
+        if self.offered and self._changed and now_ms >= self._planned_ms + controller.scaling.policy.interval_ms:
             self._planned_ms, self._changed = now_ms, bool(out)
             plan = self._strategy(controller, now_ms)
             if not controller.scaling.is_known(plan):
@@ -230,3 +272,8 @@ def node_per_job(controller: Controller, now_ms: int) -> CapacityPlan:
                     free.remove(fit)
                     wanted.append(PlannedNode(fit.name, (gang.id,)))
     return CapacityPlan(now_ms, tuple(wanted))
+
+
+FIXED = "fixed"
+# By name; a fixed cluster has no nodes that can be ordered.
+STRATEGIES: dict[str, Strategy] = {FIXED: plan_on_clone, "planner": plan_on_clone, "node-per-job": node_per_job}

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -168,26 +168,33 @@ def compare(**options: Any) -> int:
     given = SimpleNamespace(**options)
     for name in given.policies:
         policy(name)
+    return compare_runs({name: request_of(given, name) for name in given.policies}, given)
+
+
+def compare_runs(
+    requests: Mapping[str, SimulationRequest], given: SimpleNamespace, columns: Sequence[str] | None = None
+) -> int:
+    """Run the requests, write what `given` asks for, and print the table. `columns`: of the table, by key; None for all."""
+    names = list(requests)
     verbose = is_for_people(given.output) and not given.quiet
-    progress = Progress(given.policies, sys.stderr, shown=verbose)
+    progress = Progress(names, sys.stderr, shown=verbose)
     try:
         with staged_directory(given.out) as directory, staged_file(given.waits) as waits:
-            # Prepared here too: an error in the trace concerns all policies and is reported once.
-            prepared = prepare(request_of(given, given.policies[0]))
-            requests = [request_of(given, name) for name in given.policies]
-            ended = run_all(requests, progress, given.workers or available_cores())
+            # Prepared here too: an error in the input concerns all runs and is reported once.
+            prepared = prepare(requests[names[0]])
+            ended = run_all(list(requests.values()), progress, given.workers or available_cores())
             results = [each for each in ended if isinstance(each, Result)]
-            failures = {n: each for n, each in zip(given.policies, ended, strict=True) if isinstance(each, Failure)}
+            failures = {n: each for n, each in zip(names, ended, strict=True) if isinstance(each, Failure)}
             if not results:
                 name, failure = next(iter(failures.items()))
-                raise HodeiError(f"every policy failed; {name}: {failure.message}", hint="nothing was written")
+                raise HodeiError(f"every run failed; {name}: {failure.message}", hint="nothing was written")
             if waits is not None:
                 write_waits(waits, results)
             if directory is not None:
                 write_report(results, directory)
     except KeyboardInterrupt:
         progress.clear()
-        for place, name in enumerate(given.policies):
+        for place, name in enumerate(names):
             print(f"interrupted: {name}: {progress.describe(place)}", file=sys.stderr)
         print("nothing was written", file=sys.stderr)
         return 130
@@ -205,7 +212,7 @@ def compare(**options: Any) -> int:
 
     def text(_: object) -> str:
         parts = [f"{prepared.workload.name}, {len(prepared.workload.arrivals):,} jobs"]
-        parts.append(draw_table(results, colour=uses_colour()).rstrip("\n"))
+        parts.append(draw_table(results, colour=uses_colour(), columns=columns).rstrip("\n"))
         return "\n".join([*parts, *([f"report: {given.out / 'index.html'}"] if given.out else [])])
 
     emit_one(report, given.output, name=lambda _: "\n".join(result.policy for result in results), text=text)

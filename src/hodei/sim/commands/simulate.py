@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import click
-import msgspec
 from msgspec import Struct, structs
 
 from hodei.cli.options import output_option
-from hodei.jobfile.yaml_reader import load_yaml
-from hodei.model.config import EstimatesConfig, NodeConfig, SchedulingConfig
-from hodei.model.errors import InvalidInput, did_you_mean
+from hodei.control.capacity.scaling import CapacityPolicy
+from hodei.model.config import EstimatesConfig, SchedulingConfig
+from hodei.model.errors import InvalidInput
 from hodei.model.node import Node
-from hodei.model.resources import CPU, GPU, MEMORY, parse_duration_ms, parse_quantity
+from hodei.model.resources import CPU, GPU, parse_duration_ms
+from hodei.sim.clusters import read_cluster, read_offer
 from hodei.sim.driver import OnProgress, Simulation
 from hodei.sim.metrics import Result
 from hodei.sim.policies import policy
+from hodei.sim.provider import FIXED, STRATEGIES, Provider, ProviderPolicy
 from hodei.sim.traces import Workload, open_workload
-from hodei.sim.traces.workload import BACKEND, PROCS_IGNORED, WHOLE, Estimates, uniform_nodes
-from hodei.wiring import instant_node, make_controller, node_offer
+from hodei.sim.traces.workload import PROCS_IGNORED, WHOLE, Estimates
+from hodei.wiring import make_controller
 
 EstimateSource = Literal["user", "actual", "learned"]
 PathType = click.Path(path_type=Path)
+
+
+class CapacityRequest(Struct, frozen=True):
+    """Nodes of an offer are ordered by a strategy, or are a fixed cluster."""
+
+    offer: str
+    strategy: str
+    provider: ProviderPolicy
 
 
 class SimulationRequest(Struct, frozen=True):
@@ -40,6 +47,7 @@ class SimulationRequest(Struct, frozen=True):
     per_node: int | None = None
     estimates: EstimateSource = "user"
     until_ms: int | None = None
+    capacity: CapacityRequest | None = None
 
 
 class PreparedSimulation(Struct, frozen=True):
@@ -47,6 +55,7 @@ class PreparedSimulation(Struct, frozen=True):
     workload: Workload
     nodes: list[Node]
     config: SchedulingConfig
+    capacity: CapacityPolicy | None = None
 
     @property
     def until_ms(self) -> int | None:
@@ -73,7 +82,17 @@ def prepare(request: SimulationRequest) -> PreparedSimulation:
     if request.estimates == "learned":
         config = structs.replace(config, estimates=EstimatesConfig(source="learned"))
     estimates: Estimates = "actual" if request.estimates == "actual" else "user"
-    if not request.cluster:
+    capacity = None
+    if request.capacity is not None:
+        offer = read_offer(Path(request.capacity.offer))
+        nodes = offer.fixed if request.capacity.strategy == FIXED else offer.nodes
+        if not nodes:
+            raise InvalidInput(
+                f"the fixed cluster of {request.capacity.offer} has no nodes", hint="give a group fixed = 10"
+            )
+        # The same jobs for every strategy.
+        workload, capacity = _open_for_cluster(offer.nodes, request, estimates), offer.capacity
+    elif not request.cluster:
         workload = open_workload(request.trace, estimates=estimates, procs=request.procs, per_node=request.per_node)
         nodes = workload.nodes
     else:
@@ -81,17 +100,24 @@ def prepare(request: SimulationRequest) -> PreparedSimulation:
         workload = _open_for_cluster(nodes, request, estimates)
     if not nodes:
         raise InvalidInput(f"{workload.name} defines no machine", hint="give --procs or --cluster")
-    return PreparedSimulation(request, _with_default_profile(workload), nodes, config)
+    return PreparedSimulation(request, _with_default_profile(workload), nodes, config, capacity)
 
 
 def simulate(prepared: PreparedSimulation, on_progress: OnProgress | None = None) -> Result:
+    controller, provider, name = make_controller(prepared.config), None, prepared.request.policy
+    if (wanted := prepared.request.capacity) is not None:
+        if prepared.capacity is not None:
+            controller.scaling.policy = prepared.capacity
+        provider = Provider(prepared.nodes, wanted.provider, STRATEGIES[wanted.strategy])
+        name = wanted.strategy
     return Simulation(
         prepared.workload,
-        make_controller(prepared.config),
+        controller,
         prepared.nodes,
-        policy=prepared.request.policy,
+        policy=name,
         until_ms=prepared.until_ms,
         on_progress=on_progress,
+        provider=provider,
     ).run()
 
 
@@ -120,92 +146,6 @@ def _with_default_profile(workload: Workload) -> Workload:
     return structs.replace(workload, arrivals=moved)
 
 
-MAX_NODES = 1_000_000
-_SHORT = re.compile(r"(?P<count>\d+)x(?P<cpus>\d+)(?:x(?P<memory>\d\S*))?")
-_MEMORY_PER_CPU = 4 * 2**30
-_HINT = "write groups like {name: big, count: 100, cpu: 64, memory: 256Gi}; see docs/how-to/replay-a-trace.md"
-# Other tables of a server's configuration file, so that the file can be given as it is.
-_OTHER_TABLES = ("server", "scheduling")
-
-
-class NodeGroup(NodeConfig, frozen=True, forbid_unknown_fields=True):
-    """`count` equal nodes called NAME, or NAME-00, NAME-01 and so on. Other keys are those of a server's configuration."""
-
-    count: int = 1
-
-
-def read_cluster(text: str) -> list[Node]:
-    """The nodes of a file with groups of equal nodes, or of the short form COUNTxCPUS[xMEMORY]."""
-    path = Path(text)
-    short = _SHORT.fullmatch(text)
-    if short and not path.exists():
-        return _short_cluster(text, int(short["count"]), int(short["cpus"]), short["memory"] or "")
-    groups = _read_groups(path)
-    total = sum(max(group.count, 0) for group in groups)
-    if not 1 <= total <= MAX_NODES:
-        raise InvalidInput(f"{path} has {total:,} nodes", hint=f"give from 1 to {MAX_NODES:,}")
-    nodes = [node for group in groups for node in _nodes_of(group, path)]
-    names = [node.name for node in nodes]
-    if len(set(names)) < len(names):
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"{path} has two nodes called {duplicate!r}", hint="give each group a name of its own")
-    return nodes
-
-
-def _short_cluster(text: str, count: int, cpus: int, memory: str) -> list[Node]:
-    if not 1 <= count <= MAX_NODES or not 1 <= cpus <= 1_000_000:
-        raise InvalidInput(f"invalid cluster {text!r}", hint="write it like 100x64: nodes, then cores of each")
-    per_cpu = parse_quantity(memory) // cpus if memory else _MEMORY_PER_CPU
-    return uniform_nodes(count * cpus, per_node=cpus, per_unit={MEMORY: per_cpu})
-
-
-def _read_groups(path: Path) -> list[NodeGroup]:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        hint = f"name a file, or write 100x64 for 100 nodes of 64 cores; in a file {_HINT}"
-        raise InvalidInput(f"cannot read the cluster {path}: {error.strerror}", hint=hint) from error
-    found = _decode(raw, path)
-    if isinstance(found, dict):
-        for key in found:
-            if key not in ("nodes", *_OTHER_TABLES):
-                raise InvalidInput(f"{path}: unknown key {key!r}{did_you_mean(str(key), ['nodes'])}", hint=_HINT)
-        found = found.get("nodes", [])
-    if not isinstance(found, list) or not found:
-        raise InvalidInput(f"{path} lists no nodes", hint=_HINT)
-    groups = []
-    for number, group in enumerate(found, 1):
-        try:
-            groups.append(msgspec.convert(group, NodeGroup))
-        except msgspec.ValidationError as error:
-            unknown = re.search(r"unknown field `([^`]*)`", str(error))
-            guess = did_you_mean(unknown[1], NodeGroup.__struct_fields__) if unknown else ""
-            raise InvalidInput(f"{path}, group {number}: {error}{guess}", hint=_HINT) from error
-    return groups
-
-
-def _decode(raw: bytes, path: Path) -> Any:
-    if path.suffix == ".toml":
-        try:
-            return tomllib.loads(raw.decode())
-        except ValueError as error:
-            raise InvalidInput(f"{path} is not TOML: {error}", hint=_HINT) from error
-    documents = load_yaml(raw, name=str(path))
-    if len(documents) > 1:
-        raise InvalidInput(f"{path} has {len(documents)} documents", hint="keep one list of groups")
-    return documents[0] if documents else []
-
-
-def _nodes_of(group: NodeGroup, path: Path) -> list[Node]:
-    if group.count < 1:
-        raise InvalidInput(f"{path}: group {group.name!r} has a count of {group.count}", hint="give 1 or more")
-    node = structs.replace(instant_node(node_offer(group)), backend=BACKEND, kind=BACKEND)
-    if group.count == 1:
-        return [node]
-    width = len(str(group.count - 1))
-    return [structs.replace(node, name=f"{group.name}-{number:0{width}}") for number in range(group.count)]
-
-
 def positive_int(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**9:
         raise click.BadParameter(f"{text[:40]!r} is not a whole number from 1 to 1,000,000,000")
@@ -224,18 +164,29 @@ def duration_ms(text: str) -> int:
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The trace and the options of every simulation."""
-    for decorate in reversed(_RUN_OPTIONS):
+    return _decorated(command, (_TRACE, *_CLUSTER_OPTIONS, *_COMMON_OPTIONS))
+
+
+def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same without a cluster."""
+    return _decorated(command, (_TRACE, *_COMMON_OPTIONS))
+
+
+def _decorated(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    for decorate in reversed(options):
         command = decorate(command)
     return command
 
 
-_RUN_OPTIONS = (
-    click.argument("trace", metavar="TRACE"),
+_TRACE = click.argument("trace", metavar="TRACE")
+_CLUSTER_OPTIONS = (
     click.option("--procs", type=positive_int, metavar="N", help="One pool of N processors (GPUs for GPU traces)."),
     click.option("--cluster", default="", metavar="FILE", help="Groups of nodes in YAML or TOML, or 100x64: nodes x cores."),
+)  # fmt: skip
+_COMMON_OPTIONS = (
     click.option(
         "--per-node", type=positive_int, metavar="N",
-        help="Jobs of more processors become gangs of members of N [default with --cluster: the smallest node].",
+        help="Jobs of more processors become gangs of members of N [default with --cluster or --offer: the smallest node].",
     ),
     click.option(
         "--estimates", type=click.Choice(("user", "actual", "learned")), default="user",

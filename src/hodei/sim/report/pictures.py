@@ -136,6 +136,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS = 180  # of a line: with more, the lines of several policies blur
+NODE_POINTS = 500
 CDF_POINTS = 1000
 SLICES = 150
 TOP_USERS = 5
@@ -182,6 +183,44 @@ def load_over_time(results: Sequence[ResultArrays]) -> Picture | None:
     legend_below_title(above[0])
     about = "Above, the used share of the cluster; below, the number of pending jobs. Each point is the mean of a slice of time."
     return Picture("load", "Utilisation and queue depth over time", about, figure)
+
+
+def nodes_over_time(results: Sequence[ResultArrays]) -> Picture | None:
+    """For each run: how many nodes were paid for, and on how many something ran."""
+    shown = [(n, arrays) for n, arrays in enumerate(results) if arrays.result.nodes_used is not None]
+    if not shown or not any(arrays.result.nodes_used.changes for _, arrays in shown):  # type: ignore[union-attr]
+        return None
+    figure = new_figure(0.9 + 1.75 * len(shown))
+    all_axes = _stacked(figure, len(shown))
+    ends = [arrays.result.nodes_used.changes[-1][0] - arrays.origin_ms for _, arrays in shown]  # type: ignore[union-attr]
+    span = max(ends)
+    most = 0
+    for axes, end, (number, arrays) in zip(all_axes, ends, shown, strict=True):
+        used = arrays.result.nodes_used
+        assert used is not None
+        at = np.array([at_ms for at_ms, _, _ in used.changes], dtype=np.int64) - arrays.origin_ms
+        for place, filled in ((1, False), (2, True)):
+            values = np.array([change[place] for change in used.changes], dtype=np.float64)
+            times, held = step_means(at, values, end, NODE_POINTS)
+            colour = colour_of(number)
+            if filled:
+                axes.fill_between(times, held, step="post", color=colour, alpha=0.35, linewidth=0, label="busy")
+            else:
+                axes.plot(times, held, drawstyle="steps-post", color=colour, label="paid")
+        hours, wasted = used.paid_ms / 3_600_000, used.wasted_ms / 3_600_000
+        about = f"{shorten(arrays.label, 28)}: {hours:,.0f} node-hours, {wasted:,.0f} of them idle, cost {used.cost_milli / 1000:,.0f}"
+        axes.set_title(about, fontsize=10, pad=4)
+        axes.set_ylabel("Nodes")
+        axes.legend(loc="upper right", fontsize=8, ncols=2)
+        time_axis(axes, span, labelled=axes is all_axes[-1])
+        most = max(most, max(paid for _, paid, _ in used.changes))
+    for axes in all_axes:
+        axes.set_ylim(0, most * 1.25 or 1)
+        axes.locator_params(axis="y", integer=True, nbins=5)
+    about = (
+        "The line shows how many nodes are paid for, the area on how many of them something runs. The rest is wasted."
+    )
+    return Picture("nodes", "Nodes paid for and used", about, figure)
 
 
 def fragmentation_over_time(results: Sequence[ResultArrays]) -> Picture | None:

@@ -47,6 +47,14 @@ COLUMNS = (
     Column("jain", "slowdown fairness", "number", 1, "Jain's index of the users' mean slowdowns: 1 if all are equal"),
     Column("preemptions", "preemptions", "count", -1, "runs stopped for other jobs"),
     Column("start_reservations_broken", "reservations broken", "count", -1, "starts later than reserved"),
+    Column("cost", "cost", "number", -1, "of all nodes, from the order until they have stopped"),
+    Column("node_hours", "node hours", "number", -1, "paid"),
+    Column("wasted_hours", "wasted hours", "number", -1, "paid while nothing ran on the node"),
+    Column("used_part", "used part", "percent", 1, "requested share of the paid nodes"),
+    Column("nodes_started", "nodes started", "count", 0, "orders that were accepted"),
+    Column("boots_failed", "boots failed", "count", 0, "ordered nodes that never became ready"),
+    Column("orders_refused", "orders refused", "count", 0, "no capacity"),
+    Column("reclaimed", "nodes reclaimed", "count", 0, "spot nodes that were taken back while they were paid for"),
     Column("seconds", "simulator time", "duration", 0, "how long the simulation took"),
 )
 
@@ -121,20 +129,21 @@ def is_number(value: Any) -> bool:
 _GREEN, _RESET = "\x1b[1;32m", "\x1b[0m"
 
 
-def draw_table(results: Sequence[Result], *, colour: bool = False) -> str:
-    """One line per result, numbers aligned, the best of each column marked with `*` (and green if `colour`)."""
+def draw_table(results: Sequence[Result], *, colour: bool = False, columns: Sequence[str] | None = None) -> str:
+    """One line per result, numbers aligned, the best of each column marked with `*` (and green if `colour`). `columns`: only
+    those with these keys."""
     if not results:
         return "No results.\n"
     rows = rows_of(results)
-    columns = shown_columns(rows)
-    best = {column.key: best_of(column, rows) for column in columns}
-    units = {column.key: unit_of(column, rows) for column in columns}
+    shown = [column for column in shown_columns(rows) if columns is None or column.key in columns]
+    best = {column.key: best_of(column, rows) for column in shown}
+    units = {column.key: unit_of(column, rows) for column in shown}
     # Titles have one word per line, which keeps the columns narrow.
-    titles = [["policy"], *([*c.title.split(" "), *([units[c.key][0]] if units[c.key][0] else [])] for c in columns)]
+    titles = [["policy"], *([*c.title.split(" "), *([units[c.key][0]] if units[c.key][0] else [])] for c in shown)]
     height = max(len(title) for title in titles)
     heads = [[""] * (height - len(title)) + title for title in titles]
     cells = [
-        [printable(row["label"]), *(format_number(row.get(c.key), c, units[c.key][1]) for c in columns)] for row in rows
+        [printable(row["label"]), *(format_number(row.get(c.key), c, units[c.key][1]) for c in shown)] for row in rows
     ]
     widths = [max(len(text) for text in [*head, *column]) for head, *column in zip(heads, *cells, strict=True)]
     lines = []
@@ -145,7 +154,7 @@ def draw_table(results: Sequence[Result], *, colour: bool = False) -> str:
     lines.append("  ".join("-" * (width + (i > 0)) for i, width in enumerate(widths)))
     for number, line in enumerate(cells):
         out = [line[0].ljust(widths[0])]
-        for column, text, width in zip(columns, line[1:], widths[1:], strict=True):
+        for column, text, width in zip(shown, line[1:], widths[1:], strict=True):
             is_best = number in best[column.key]
             cell = text.rjust(width) + ("*" if is_best else " ")
             out.append(f"{_GREEN}{cell}{_RESET}" if is_best and colour else cell)

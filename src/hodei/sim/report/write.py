@@ -78,6 +78,7 @@ def _draw_pictures(
         drawings = [
             partial(pictures.key_figures, rows),
             partial(pictures.load_over_time, all_arrays),
+            partial(pictures.nodes_over_time, all_arrays),
             partial(pictures.wait_cdf, all_arrays),
             partial(pictures.slowdown_cdf, all_arrays),
             partial(pictures.fairness, all_arrays),
