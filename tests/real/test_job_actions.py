@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from real.installation import Installation, until
-from real.test_placement import filler, nodes
+from real.virtual_nodes import filler, nodes
 
 pytestmark = pytest.mark.real
 
-# Counts on from what it saved; saves on USR1. Ends well, with its work saved, when there is a file that says so.
+# Counts from its checkpoint and saves one on USR1. Saves and succeeds when the file `finish` exists.
 COUNTS = """
 import os, signal, sys, time
-file, enough = sys.argv[1:]
+file, finish = sys.argv[1:]
 step = int(open(file).read()) if os.path.exists(file) else 0
 def save(*_):
     with open(file + ".new", "w") as out:
@@ -23,7 +23,7 @@ def save(*_):
     os.rename(out.name, file)
 signal.signal(signal.SIGUSR1, save)
 print("from", step, flush=True)
-while not os.path.exists(enough):
+while not os.path.exists(finish):
     step += 1
     time.sleep(0.01)
 save()
@@ -31,22 +31,22 @@ save()
 
 
 def training(installation: Installation, file: Path, **fields: object) -> int:
-    """A job that saves its work into `file`, when it has begun."""
-    command = [sys.executable, "-S", "-c", COUNTS, str(file), f"{file}.enough"]
-    checkpoint = {"signal": "USR1", "file": str(file), "timeout": "20s"}
+    """Start a job with checkpoints in `file`; it succeeds when `file`.finish exists."""
+    command = [sys.executable, "-S", "-c", COUNTS, str(file), f"{file}.finish"]
+    checkpoint = {"signal": "USR1", "file": str(file), "timeout": "5m"}
     id = installation.submit(*command, **{"cpu": 1, "checkpoint": checkpoint, **fields})
-    begun(installation, id, 1)
+    until_output(installation, id, 1)
     return id
 
 
-def begun(installation: Installation, id: int, attempt: int) -> str:
-    """What it said first in this attempt: then it hears signals."""
+def until_output(installation: Installation, id: int, attempt: int) -> str:
+    """Wait for the output of this attempt; from then on the job handles signals."""
 
-    def said() -> str:
+    def output() -> str:
         found = installation.job(id)
         return installation.log_of(id, attempt=attempt) if found.job.attempt >= attempt else ""
 
-    return until(said, f"attempt {attempt} of job {id} has begun")
+    return until(output, f"attempt {attempt} of job {id} has written output")
 
 
 def events_of(installation: Installation, id: int) -> list[str]:
@@ -69,25 +69,25 @@ def test_a_job_is_suspended_with_a_checkpoint_and_resumed_from_it(installation: 
     installation.up()
     assert installation.state(id) == "held"
     assert "resumed" in installation.ok("resume", str(id)).out
-    assert begun(installation, id, 2) == f"from {saved}\n"
+    assert until_output(installation, id, 2) == f"from {saved}\n"
     installation.ok("cancel", str(id))
     assert {"job.suspend_requested", "job.suspended", "job.resumed"} <= set(events_of(installation, id))
 
 
-def test_a_waiting_job_is_suspended_at_once_and_an_ended_one_never(installation: Installation) -> None:
+def test_a_pending_job_is_suspended_at_once_and_an_ended_one_is_refused(installation: Installation) -> None:
     installation.configure(nodes("a 1 1Gi")).up()
-    holding = filler(installation, cpu=1)
-    waiting = installation.submit(cpu=1)
-    assert "suspended" in installation.ok("suspend", str(waiting)).out
-    assert installation.job(waiting).job.reason_code == "SUSPENDED"
-    installation.ok("cancel", str(holding))
-    installation.ended(holding)
-    assert installation.state(waiting) == "held"
-    installation.ok("release", str(waiting))
-    installation.ended(waiting)
-    said = installation.hodei("suspend", str(waiting))
-    assert (said.code, "has already succeeded" in said.err) == (8, True)
-    assert installation.hodei("resume", str(waiting)).code == 8
+    running = filler(installation, cpu=1)
+    pending = installation.submit(cpu=1)
+    assert "suspended" in installation.ok("suspend", str(pending)).out
+    assert installation.job(pending).job.reason_code == "SUSPENDED"
+    installation.ok("cancel", str(running))
+    installation.ended(running)
+    assert installation.state(pending) == "held"
+    installation.ok("release", str(pending))
+    installation.ended(pending)
+    refused = installation.hodei("suspend", str(pending))
+    assert (refused.code, "has already succeeded" in refused.err) == (8, True)
+    assert installation.hodei("resume", str(pending)).code == 8
 
 
 def test_a_checkpoint_on_demand_is_refused_for_a_job_without_a_hook(installation: Installation, tmp_path: Path) -> None:
@@ -95,31 +95,31 @@ def test_a_checkpoint_on_demand_is_refused_for_a_job_without_a_hook(installation
     id, plain = training(installation, tmp_path / "model"), filler(installation, cpu=1)
     assert "checkpoint requested" in installation.ok("checkpoint", str(id)).out
     run = until(
-        lambda: next((run for run in installation.job(id).runs if run.checkpoint_at), None), "it has saved its work"
+        lambda: next((run for run in installation.job(id).runs if run.checkpoint_at), None), "there is a checkpoint"
     )
     assert run.state == "running"
-    said = installation.hodei("checkpoint", str(plain))
-    assert (said.code, "NO_CHECKPOINT" in said.err, "how to take a checkpoint" in said.err) == (8, True, True)
+    refused = installation.hodei("checkpoint", str(plain))
+    assert (refused.code, "NO_CHECKPOINT" in refused.err, "how to take a checkpoint" in refused.err) == (8, True, True)
     assert "CHECKPOINT" in installation.ok("job", "show", str(id)).out
 
 
-def test_a_running_job_is_moved_only_if_another_node_can_take_it(installation: Installation, tmp_path: Path) -> None:
+def test_a_running_job_is_migrated_only_if_another_node_can_take_it(installation: Installation, tmp_path: Path) -> None:
     installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
     id = training(installation, tmp_path / "model")
     before = installation.job(id).runs[0].node
     other = filler(installation, cpu=1)
-    said = installation.hodei("migrate", str(id))
-    assert (said.code, "cannot be moved" in said.err, "--force" in said.err) == (8, True, True)
+    refused = installation.hodei("migrate", str(id))
+    assert (refused.code, "cannot be moved" in refused.err, "--force" in refused.err) == (8, True, True)
     assert installation.hodei("migrate", str(id), "--to", "nowhere").code == 3
     installation.ok("cancel", str(other))
     installation.ended(other)
     assert "migration requested" in installation.ok("migrate", str(id)).out
-    begun(installation, id, 2)
+    until_output(installation, id, 2)
     detail = installation.job(id)
     assert ([run.state for run in detail.runs], detail.runs[1].node != before) == (["stopped", "running"], True)
     assert installation.hodei("migrate", str(id), "--to", detail.runs[1].node).code == 8
     installation.ok("migrate", str(id), "--to", before)
-    begun(installation, id, 3)
+    until_output(installation, id, 3)
     assert installation.job(id).runs[2].node == before
     requeued = [event for event in installation.client().events(job=id) if event.kind == "job.requeued"]
     assert [event.detail["reason_code"] for event in requeued] == ["MIGRATED", "MIGRATED"]
@@ -132,10 +132,10 @@ def test_a_drain_reports_the_remaining_runs(installation: Installation, tmp_path
     installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
     id = training(installation, tmp_path / "model")
     before = installation.job(id).runs[0].node
-    said = installation.ok("node", "drain", before, "--wait", "--timeout", "25s")
-    assert f"1 run left on {before}" in said.err
-    assert f"node {before} drained" in said.out
-    begun(installation, id, 2)
+    drained = installation.ok("node", "drain", before, "--wait", "--timeout", "2m")
+    assert f"1 run left on {before}" in drained.err
+    assert f"node {before} drained" in drained.out
+    until_output(installation, id, 2)
     assert installation.job(id).runs[1].node != before
     requeued = [event for event in installation.client().events(job=id) if event.kind == "job.requeued"]
     assert [event.detail["reason_code"] for event in requeued] == ["DRAINED"]
@@ -165,7 +165,9 @@ def test_an_unhealthy_job_is_stopped_and_retried_if_configured(installation: Ins
 def test_the_health_of_a_run_is_shown(installation: Installation) -> None:
     installation.configure(nodes("a 1 1Gi")).up()
     id = installation.submit("sleep", "600", cpu=1, health={"command": ["true"], "every": "1s"})
-    until(lambda: installation.job(id).runs and installation.job(id).runs[0].health == "ok", "it was looked at")
+    until(
+        lambda: installation.job(id).runs and installation.job(id).runs[0].health == "ok", "a health check has passed"
+    )
     shown = installation.ok("job", "show", str(id)).out
     assert "HEALTH" in shown
 
@@ -184,3 +186,40 @@ def test_an_idle_interactive_job_ends(installation: Installation) -> None:
     assert (detail.job.state, detail.job.reason_code, detail.job.failure) == ("failed", "IDLE_TIMEOUT", "idle")
     assert detail.job.reason == "it was idle for 1s"
     assert len(detail.runs) == 1
+
+
+def test_a_training_job_continues_from_its_checkpoint_after_a_suspension_and_a_drain(
+    installation: Installation, tmp_path: Path
+) -> None:
+    installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
+    model = tmp_path / "model"
+    id = training(installation, model, labels={"what": "training"})
+    first = installation.job(id).runs[0].node
+
+    installation.ok("checkpoint", str(id))
+    installation.ok("suspend", str(id))
+    held = installation.until_state(id, "held")
+    assert held.job.reason_code == "SUSPENDED"
+    saved = int(model.read_text())
+
+    urgent = installation.submit("true", cpu=1, node_selector={"kubernetes.io/hostname": first}, priority="high")
+    assert installation.ended(urgent)[0].job.state == "succeeded"
+
+    installation.ok("resume", str(id))
+    assert until_output(installation, id, 2) == f"from {saved}\n"
+    second = installation.job(id).runs[1].node
+
+    installation.ok("node", "drain", second, "--wait")
+    moved_at = int(until_output(installation, id, 3).split()[1])
+    assert moved_at >= saved
+    (tmp_path / "model.finish").touch()
+
+    (detail,) = installation.ended(id)
+    assert (detail.job.state, detail.job.exit_code, detail.job.failure) == ("succeeded", 0, "")
+    assert [run.state for run in detail.runs] == ["stopped", "stopped", "succeeded"]
+    assert detail.runs[2].node != second
+    assert int(model.read_text()) > moved_at
+    assert all(run.checkpoint_at for run in detail.runs[:2])
+    with installation.client() as client:
+        requeued = [event.detail.get("reason_code") for event in client.events(job=id) if event.kind == "job.requeued"]
+    assert requeued == ["DRAINED"]

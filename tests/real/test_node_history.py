@@ -1,4 +1,4 @@
-"""The runs on a node over time, and how much of it they held."""
+"""The runs of a node over time, and its utilisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.real
 CONFIG = '[[nodes]]\nname = "a"\ncpu = "2"\nmemory = "1Gi"\n\n[[nodes]]\nname = "b"\ncpu = "2"\nmemory = "1Gi"\n'
 
 
-def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(installation: Installation) -> None:
+def test_the_history_of_a_node_has_its_runs_and_its_utilisation_in_pages(installation: Installation) -> None:
     installation.configure(CONFIG).up()
     installation.ok("node", "label", "a", "which=a")
     installation.ok("node", "label", "b", "which=b")
@@ -20,10 +20,10 @@ def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(i
     ]
     on_b = installation.submit("true", node_selector={"which": "b"})
     installation.ended(*on_a, on_b)
-    stays = installation.submit("sleep", "600", cpu=2, node_selector={"which": "a"})
-    installation.until_state(stays, "running")
+    running = installation.submit("sleep", "600", cpu=2, node_selector={"which": "a"})
+    installation.until_state(running, "running")
     rows = installation.ok("node", "history", "a", "-o", "json").json
-    assert [row["job"] for row in rows] == [stays, *reversed(on_a)]
+    assert [row["job"] for row in rows] == [running, *reversed(on_a)]
     assert [row["exit_code"] for row in rows] == [None, 4, 3, 2, 1, 0]
     assert rows[0]["finished_at"] == ""
     assert rows[1]["finished_at"] > rows[1]["placed_at"] > ""
@@ -34,7 +34,7 @@ def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(i
     assert len(table.lines) == 7
     assert "allocated on average" in table.err
     assert "cpu " in table.err
-    # Page by page the same, and the sums add up to the share of the span that was held.
+    # Pages contain the same runs, and their busy times add up to the whole.
     with installation.client() as client:
         whole = client.node_history("a", since="1h")
         assert whole.next == ""
@@ -47,16 +47,16 @@ def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(i
                 break
         assert [run for page in pages for run in page.runs] == whole.runs
         assert sum(page.busy_ms.get("cpu", 0) for page in pages) == whole.busy_ms["cpu"]
-        # Five of half the node for 0.2 s each at least.
+        # Five jobs used half the node for at least 0.2 s each.
         assert whole.busy_ms["cpu"] >= 500
         assert client.node_history("a", since="2000-01-01", until="2000-01-02").runs == []
-    said = installation.hodei("node", "history", "c")
-    assert (said.code, "there is no node 'c'" in said.err) == (3, True)
+    refused = installation.hodei("node", "history", "c")
+    assert (refused.code, "there is no node 'c'" in refused.err) == (3, True)
     assert installation.request("GET", "/api/v1/nodes/a/history?after=x.y.z").status == 422
     assert installation.request("GET", "/api/v1/nodes/a/history?since=1h&until=2h").status == 422
-    installation.ok("cancel", str(stays))
-    installation.ended(stays)
-    # A node that is gone is remembered by its runs.
+    installation.ok("cancel", str(running))
+    installation.ended(running)
+    # A node that is no longer offered keeps its history.
     installation.stop()
     installation.configure(CONFIG.replace('name = "a"', 'name = "z"')).up()
     assert len(installation.ok("node", "history", "a", "-o", "json").json) == 6

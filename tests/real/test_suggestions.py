@@ -5,36 +5,38 @@ from __future__ import annotations
 import pytest
 
 from real.installation import Installation
-from real.test_placement import THREE, cancelled, filler, node_of, why
+from real.virtual_nodes import THREE, cancel, filler, node_of, why
 
 pytestmark = pytest.mark.real
 
 
 def test_a_suggestion_of_why_lets_the_job_start(installation: Installation) -> None:
     installation.configure(THREE).up()
-    holding = [filler(installation, cpu=1, node_selector={"zone": zone}, estimate="1h") for zone in ("east", "west")]
-    waiting = installation.submit(cpu=2)
-    answer = why(installation, waiting)
-    told = {suggestion["change"]: (suggestion["nodes"], suggestion["example"]) for suggestion in answer["suggestions"]}
-    assert told["cpu 2 to 1"][0] == 2
-    assert told["tolerate gpu=reserved:NoSchedule"] == (1, "c")
+    running = [filler(installation, cpu=1, node_selector={"zone": zone}, estimate="1h") for zone in ("east", "west")]
+    pending = installation.submit(cpu=2)
+    answer = why(installation, pending)
+    changes = {
+        suggestion["change"]: (suggestion["nodes"], suggestion["example"]) for suggestion in answer["suggestions"]
+    }
+    assert changes["cpu 2 to 1"][0] == 2
+    assert changes["tolerate gpu=reserved:NoSchedule"] == (1, "c")
     assert "ends, expected in" in answer["hint"]
-    shown = installation.ok("why", str(waiting)).out
+    shown = installation.ok("why", str(pending)).out
     assert "any one of these changes would let it start now" in shown
     assert "tolerate gpu=reserved:NoSchedule  1      c" in shown
     assert node_of(installation, installation.submit(cpu=1)) in ("a", "b")
     assert node_of(installation, installation.submit(cpu=2, tolerations=["gpu=reserved:NoSchedule"])) == "c"
-    cancelled(installation, *holding)
-    assert node_of(installation, waiting) in ("a", "b")
+    cancel(installation, *running)
+    assert node_of(installation, pending) in ("a", "b")
 
 
 def test_why_explains_one_node(installation: Installation) -> None:
     installation.configure(THREE).up()
     job = installation.submit(cpu=4, node_selector={"zone": "east"})
-    said = installation.ok("why", str(job), "--node", "c", "-o", "json").json
-    assert {blocker["code"] for blocker in said["blockers"]} == {"SELECTOR_MISMATCH", "UNTOLERATED_TAINT"}
-    said = installation.ok("why", str(job), "--node", "a", "-o", "json").json
-    assert (said["code"], said["nearest"]["text"]) == ("INSUFFICIENT_CPU", "lacks 2 cpu (2 of 2 free, 4 requested)")
+    answer = installation.ok("why", str(job), "--node", "c", "-o", "json").json
+    assert {blocker["code"] for blocker in answer["blockers"]} == {"SELECTOR_MISMATCH", "UNTOLERATED_TAINT"}
+    answer = installation.ok("why", str(job), "--node", "a", "-o", "json").json
+    assert (answer["code"], answer["nearest"]["text"]) == ("INSUFFICIENT_CPU", "lacks 2 cpu (2 of 2 free, 4 requested)")
     assert installation.hodei("why", str(job), "--node", "nowhere").code == 3
     done = installation.submit(cpu=1)
     node = node_of(installation, done)
