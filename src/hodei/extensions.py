@@ -71,6 +71,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "slurm": "hodei.backends.hpc.slurm",
         "pbs": "hodei.backends.hpc.pbs",
         "kubernetes": "hodei.backends.kubernetes",
+        "bare_metal": "hodei.backends.bare_metal",
         "command": "hodei.backends.command",
         "hosts": "hodei.backends.hosts",
     },

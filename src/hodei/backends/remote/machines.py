@@ -16,7 +16,6 @@ from msgspec import Struct, structs
 from hodei.backends.base import BackendContext
 from hodei.backends.remote.backend import CAPABILITIES, OFFLINE, AgentBackend, Patience
 from hodei.model.backend import Health
-from hodei.model.capacity import NO_CAPACITY
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused
 from hodei.model.ids import NodeName
 from hodei.model.node import Location, Node, Taint, architecture
@@ -27,6 +26,7 @@ MachineState = Literal["off", "starting", "on", "stopping"]
 # How often machines are listed: while some change, and otherwise.
 CHANGING_S, STEADY_S = 2.0, 30.0
 TOKEN_TTL_MS = 3_600_000
+PROBLEM = "MACHINE_PROBLEM"
 CALL_TIMEOUT_S = 50.0
 
 
@@ -136,6 +136,9 @@ class MachineBackend(AgentBackend):
         for name, machine in known.items():
             if machine.state in ("off", "stopping"):
                 self._booted.discard(name)
+            before, agent = self._machines.get(name), self._nodes.get(name)
+            if machine.state == "off" and before and before.state != "off" and agent and agent.session:
+                agent.session.close()  # else it would count as connected when the machine is started again
         if known != self._machines:
             self._machines = known
             self._nodes_changed.set()
@@ -162,7 +165,7 @@ class MachineBackend(AgentBackend):
                 losses_milli=machine.losses_milli,
             )  # fmt: skip
         elif machine.state == "off":
-            code = "MACHINE_PROBLEM" if machine.problem else ""
+            code = PROBLEM if machine.problem else ""
             node = structs.replace(
                 node, phase="potential", ready=not code, not_ready_code=code, not_ready_reason=machine.problem
             )
@@ -208,7 +211,7 @@ class MachineBackend(AgentBackend):
             if machine is None:
                 answer[name] = BackendRefused(f"backend {self.name} has no machine {name}")
             elif machine.problem:
-                answer[name] = BackendError(machine.problem, code=NO_CAPACITY)
+                answer[name] = BackendRefused(machine.problem, code=PROBLEM)  # others of its group may start
             elif machine.state in ("off", "stopping"):
                 joins[name] = Join(name, self._url, await self._token(name))
         if joins:
