@@ -83,6 +83,9 @@ class _Planner:
         self._new = {node.name: node for nodes in offered.values() for node in nodes}
         self._paid_milli = self._scaling.hourly_cost_milli()
         self._forecasts = controller.cluster.availability.forecasts
+        self._generation = -1
+        self._new_rows = self._costs = np.zeros(0, dtype=np.int64)
+        self._group_rows: dict[str, np.ndarray] = {}
         self._placed: dict[JobId, list[NodeName]] = {}
         self._notes: dict[JobId, str] = {}
 
@@ -115,46 +118,50 @@ class _Planner:
             for gang in _gangs(queue):
                 gang.layout_plugins = (*gang.layout_plugins, choice)
 
-    def is_new(self, name: NodeName) -> bool:
-        return name in self._new
+    def _find_rows(self, table: Table) -> None:
+        """The rows of the new nodes, and of each group, cheapest first."""
+        if self._generation == table.generation:
+            return
+        self._generation = table.generation
+        self._group_rows = {
+            group: np.array([table.row[node.name] for node in nodes if node.name in table.row], dtype=np.intp)
+            for group, nodes in self._offered.items()
+        }
+        self._new_rows = np.concatenate(list(self._group_rows.values()))
+        self._costs = np.array([node.cost_milli for node in table.nodes], dtype=np.int64)
+
+    def unused(self, table: Table) -> np.ndarray:
+        """A mask of the new nodes on which nothing is planned."""
+        self._find_rows(table)
+        mask = np.zeros(len(table.names), dtype=np.bool_)
+        mask[self._new_rows] = table.runs[self._new_rows] == 0
+        return mask
 
     def options(self, gang: Gang, table: Table) -> list[Layout]:
         """First the nodes that exist or are planned already, then these with each group, cheapest first."""
-        is_open = self.open_rows(table)
+        is_open = ~self.unused(table)
         out = [_layout(gang, is_open)]
         if self._starts_soon(gang):
             return out
         everything = is_open.copy()
         for _, group in sorted((self._price(gang, nodes[0]), group) for group, nodes in self._offered.items()):
             rows = is_open.copy()
-            for node in self._affordable(group, table):
-                rows[table.row[node.name]] = True
+            rows[self._affordable(group, table)] = True
             out.append(_layout(gang, rows))
             everything |= rows
         if len(self._offered) > 1:
             out.append(_layout(gang, everything))
         return out
 
-    def open_rows(self, table: Table) -> np.ndarray:
-        """Nodes that exist, and new ones on which something is planned."""
-        rows = np.ones(len(table.names), dtype=np.bool_)
-        for name in self._new:
-            row = table.row.get(name)
-            if row is not None and not table.node_usage[row].runs:
-                rows[row] = False
-        return rows
-
-    def _affordable(self, group: str, table: Table) -> list[Node]:
-        """The unused new nodes of a group that the limit on the cost allows."""
+    def _affordable(self, group: str, table: Table) -> np.ndarray:
+        """The rows of the unused new nodes of a group that the limit on the cost allows."""
+        found = self._group_rows[group]
+        found = found[table.runs[found] == 0]
         limit = self._scaling.policy.max_cost_milli
-        nodes = [
-            n for n in self._offered[group] if n.name in table.row and not table.node_usage[table.row[n.name]].runs
-        ]
         if limit:
-            used = sum(n.cost_milli for n in self._new.values() if table.node_usage[table.row[n.name]].runs)
-            price = max(self._offered[group][0].cost_milli, 1)
-            nodes = nodes[: max((limit - self._paid_milli - used) // price, 0)]
-        return nodes
+            used = self._costs[self._new_rows][table.runs[self._new_rows] > 0].sum()
+            found = found[: np.searchsorted(np.cumsum(self._costs[found]), limit - self._paid_milli - used, "right")]
+        return found
 
     def _starts_soon(self, gang: Gang) -> bool:
         """Whether it starts on existing nodes before a new one would be ready."""
@@ -235,9 +242,8 @@ class _Packing:
         return None
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints:
-        new = np.fromiter((self._planner.is_new(node.name) for node in nodes.as_list()), np.bool_, len(nodes))
         half = MAX_SCORE // 2
-        points: Ints = np.where(new & (nodes.runs() == 0), 0, half)
+        points: Ints = np.where(self._planner.unused(nodes.table)[nodes.rows], 0, half)
         request = [resource for resource, amount in member.task.request.items() if amount]
         for resource in request:
             points = points + np.minimum(nodes.share(nodes.used(resource), resource), MAX_SCORE) // 2 // len(request)
