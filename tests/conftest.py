@@ -27,7 +27,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # A daemon belongs to one worker: the tests that need it are one group of pytest-xdist (--dist loadgroup). What needs two
 # daemons goes with the first of them in this order.
-DAEMONS = {"slurm": ("slurm", "own_slurm"), "docker": ("dockerd",), "kubernetes": ("plane",)}
+DAEMONS = {"slurm": ("slurm", "own_slurm"), "docker": ("dockerd",), "kubernetes": ("plane",), "metal": ("rack",)}
 LEAVES_GARBAGE = pytest.StashKey[bool]()
 
 
