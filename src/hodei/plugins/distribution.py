@@ -113,7 +113,7 @@ def _cheapest_first(gang: Gang, capacity: DomainCapacity, backends: Sequence[str
         requested = {name: amount * capacity.needed[kind] for name, amount in capacity.requests[kind].items()}
         able = np.zeros((len(choices), len(names)), dtype=np.bool_)
         able[:, _allowed(member, names)] = True
-        able &= capacity.each[kind][by_name] >= capacity.needed[kind]
+        able &= capacity.per_kind[kind][by_name] >= capacity.needed[kind]
         for resource, amount in requested.items():
             able &= left[resource] >= amount
         transfer = np.zeros(able.shape, dtype=np.int64)

@@ -25,7 +25,7 @@ def has_several_members(gang: Gang) -> bool:
 
 
 class DomainCapacity:
-    """Per domain (rows with the same id in `ids`): how many of each kind of member it could hold (`each`), and the free
+    """Per domain (rows with the same id in `ids`): how many of each kind of member it could hold (`per_kind`), and the free
     amount of each resource (`free`). `empty`: as if nothing ran on the nodes."""
 
     def __init__(self, gang: Gang, table: Table, ids: NDArray[np.intp], domains: int, *, empty: bool = False) -> None:
@@ -39,27 +39,27 @@ class DomainCapacity:
         amounts_of = nodes.capacity if empty else nodes.free
         free = {name: np.maximum(amounts_of(name), 0) for request in self.requests for name in request}
         self.free = {name: _sum_by_domain(amounts, ids, domains) for name, amounts in free.items()}
-        self.each: list[Ints] = []
+        self.per_kind: list[Ints] = []
         for request in self.requests:
             count = np.full(len(ids), _NO_LIMIT, dtype=np.int64)
             for name, amount in request.items():
                 count = np.minimum(count, free[name] // amount)
-            self.each.append(_sum_by_domain(count, ids, domains))
+            self.per_kind.append(_sum_by_domain(count, ids, domains))
 
-    def holds(self, counts: Sequence[int]) -> Mask:
+    def could_hold(self, counts: Sequence[int]) -> Mask:
         """The domains that could hold that many of each kind together."""
-        found = np.ones(len(self.each[0]) if self.each else 0, dtype=np.bool_)
-        for each, count in zip(self.each, counts, strict=True):
-            found &= each >= count
+        found = np.ones(len(self.per_kind[0]) if self.per_kind else 0, dtype=np.bool_)
+        for fitting, count in zip(self.per_kind, counts, strict=True):
+            found &= fitting >= count
         for name, amount in self._total(counts).items():
             found &= self.free[name] >= amount
         return found
 
     def most(self) -> Ints:
         """How many needed members each domain could hold at most."""
-        found = np.zeros(len(self.each[0]) if self.each else 0, dtype=np.int64)
-        for each, need in zip(self.each, self.needed, strict=True):
-            found += np.minimum(each, need)
+        found = np.zeros(len(self.per_kind[0]) if self.per_kind else 0, dtype=np.int64)
+        for fitting, need in zip(self.per_kind, self.needed, strict=True):
+            found += np.minimum(fitting, need)
         return found
 
     def in_order(self, names: Sequence[str | None]) -> list[int]:
@@ -67,13 +67,15 @@ class DomainCapacity:
         first to keep large domains free; then the others, largest first. Ties by name."""
         size = sum(self.members)
         total = np.full(len(names), _NO_LIMIT, dtype=np.int64)
-        for each, count in zip(self.each, self.members, strict=True):
+        for fitting, count in zip(self.per_kind, self.members, strict=True):
             if count:
-                total = np.minimum(total, each * size // count)
-        holds_all = self.holds(self.members).tolist()
-        room = total.tolist()
-        domains = [domain for domain in np.flatnonzero(self.holds(self.needed)).tolist() if names[domain] is not None]
-        return sorted(domains, key=lambda p: (not holds_all[p], room[p] if holds_all[p] else -room[p], names[p]))
+                total = np.minimum(total, fitting * size // count)
+        all_fit = self.could_hold(self.members).tolist()
+        capacity = total.tolist()
+        domains = [
+            domain for domain in np.flatnonzero(self.could_hold(self.needed)).tolist() if names[domain] is not None
+        ]
+        return sorted(domains, key=lambda p: (not all_fit[p], capacity[p] if all_fit[p] else -capacity[p], names[p]))
 
     def _total(self, counts: Sequence[int]) -> dict[str, int]:
         total: dict[str, int] = {}

@@ -123,12 +123,13 @@ def _bind(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> dict
             [
                 candidate.name
                 for candidate in found
-                if not candidate.terms or any(_holds(t, node) for t in candidate.terms)
+                if not candidate.terms or any(_term_matches(t, node) for t in candidate.terms)
             ]
         )
     must = [
         None
-        if claim.creatable is not None and all(any(_holds(t, node) for t in reach.terms) for reach in claim.creatable)
+        if claim.creatable is not None
+        and all(any(_term_matches(t, node) for t in reach.terms) for reach in claim.creatable)
         else some
         for claim, some in zip(claims, options, strict=True)
     ]
@@ -187,7 +188,7 @@ def _reached(reach: VolumeReach, nodes: Nodes) -> Mask:
     return hit
 
 
-def _holds(term: NodeTerm, node: Node) -> bool:
+def _term_matches(term: NodeTerm, node: Node) -> bool:
     if not term.labels and not term.fields:
         return False  # as in Kubernetes, an empty term matches no node
     return all_match(term.labels, node.labels) and all_match(term.fields, {"metadata.name": node.name})

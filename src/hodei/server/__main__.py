@@ -247,7 +247,7 @@ def _connection_limits(limits: LimitsConfig) -> Limits:
         log.info("at most %d connections: the limit on open files (ulimit -n) allows no more", most)
     return Limits(
         connections=min(limits.connections, most),
-        connections_each=limits.connections_per_address,
+        connections_per_address=limits.connections_per_address,
         headers_s=parse_duration_ms(limits.headers_timeout) / 1000,
     )
 

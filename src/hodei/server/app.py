@@ -216,12 +216,12 @@ def make_app(
         agents=getattr(service, "agents", None) or AgentHub(AgentRegistry(now_ms), now_ms),
         now_ms=now_ms,
         closing=asyncio.Event(),
-        requests=UsageLimit("requests", total=limits.requests, each=limits.requests_per_token),
+        requests=UsageLimit("requests", total=limits.requests, per_caller=limits.requests_per_token),
         rates=RateLimit(per_s=limits.rate_per_token, burst=limits.burst_per_token),
-        bodies=UsageLimit("bytes of bodies", total=_MAX_BODY_BYTES, each=_MAX_BODY_BYTES // 4),
-        waits=UsageLimit("waits", total=limits.waits, each=limits.waits_per_token),
-        streams=UsageLimit("streams", total=limits.streams, each=limits.streams_per_token),
-        what_ifs=UsageLimit("what-if queries", total=_MAX_WHAT_IFS, each=_MAX_WHAT_IFS // 2),
+        bodies=UsageLimit("bytes of bodies", total=_MAX_BODY_BYTES, per_caller=_MAX_BODY_BYTES // 4),
+        waits=UsageLimit("waits", total=limits.waits, per_caller=limits.waits_per_token),
+        streams=UsageLimit("streams", total=limits.streams, per_caller=limits.streams_per_token),
+        what_ifs=UsageLimit("what-if queries", total=_MAX_WHAT_IFS, per_caller=_MAX_WHAT_IFS // 2),
         failed_logins=FailedLogins(
             lambda kind: service.prometheus.auth_failures.labels(kind).inc(), service.save, now_ms
         ),

@@ -49,16 +49,17 @@ def limit_key(who: Principal, scope: Scope) -> str:
 class UsageLimit:
     """How much may be held at once, in total and per caller (0: no limit). `what` is a plural noun for the error text."""
 
-    def __init__(self, what: str, *, total: int, each: int = 0) -> None:
-        self.what, self.total, self.each = what, total, each
+    def __init__(self, what: str, *, total: int, per_caller: int = 0) -> None:
+        self.what, self.total, self.per_caller = what, total, per_caller
         self.held: Counter[str] = Counter()
         self.count = 0
 
     def acquire(self, who: str, amount: int = 1) -> Callable[[], None]:
         """Returns the function that releases it; calling that again does nothing. TooManyRequests or ServerBusy at the limit."""
-        if self.each and self.held[who] + amount > self.each:
+        if self.per_caller and self.held[who] + amount > self.per_caller:
             raise TooManyRequests(
-                f"{who} is at its limit of {self.each} {self.what} at once", hint="wait until some of them are done"
+                f"{who} is at its limit of {self.per_caller} {self.what} at once",
+                hint="wait until some of them are done",
             )
         if self.count + amount > self.total:
             raise ServerBusy(f"the server is at its limit of {self.total} {self.what}", hint="try again in a moment")

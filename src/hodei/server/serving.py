@@ -38,19 +38,19 @@ class AnyConnection(Protocol):
 
 
 class OpenConnections:
-    """The open connections by client address, limited in total and to `each` per address (0, or a Unix socket: no limit).
+    """The open connections by client address, limited in total and to `per_address` (0, or a Unix socket: no limit).
 
     At the limit the connection that is idle longest is closed; if none is idle, the new one is refused."""
 
-    def __init__(self, total: int, each: int) -> None:
-        self.total, self.each = total, each
+    def __init__(self, total: int, per_address: int) -> None:
+        self.total, self.per_address = total, per_address
         self._of: dict[str, dict[AnyConnection, None]] = {}  # by address, least recently used first
         self.count = 0
 
     def add(self, connection: AnyConnection, address: str) -> bool:
-        """False if there is no room for it."""
+        """False if a limit is reached."""
         mine = self._of.get(address, {})
-        if self.each and address and len(mine) >= self.each and not self._drop_idle(address):
+        if self.per_address and address and len(mine) >= self.per_address and not self._drop_idle(address):
             return False
         if self.count >= self.total:
             largest = max(self._of, key=lambda of: len(self._of[of]))
@@ -85,11 +85,11 @@ class OpenConnections:
 
 
 class Limits(Struct, frozen=True):
-    """`connections_each`: per address. `headers_s`: for the headers of a request to arrive. `flush_s`: for a client to read
+    """`headers_s`: for the headers of a request to arrive. `flush_s`: for a client to read
     the rest when the connection closes."""
 
     connections: int = 2048
-    connections_each: int = 512
+    connections_per_address: int = 512
     headers_s: float = 10.0
     keep_alive_s: int = 75
     flush_s: float = 10.0
@@ -102,7 +102,7 @@ class Connection(HttpToolsProtocol):
     """One connection. `make_server` subclasses it with its limits."""
 
     limits = Limits()
-    open_connections = OpenConnections(limits.connections, limits.connections_each)
+    open_connections = OpenConnections(limits.connections, limits.connections_per_address)
     _headers_timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _address = ""
@@ -222,7 +222,7 @@ def make_server(
     """A server, ready for `await server.serve(sockets=[...])`. InvalidInput if it would listen beyond loopback without TLS."""
     require_tls(host, tls=bool(certificate), insecure=insecure)
     limits = limits or Limits()
-    connections = OpenConnections(limits.connections, limits.connections_each)
+    connections = OpenConnections(limits.connections, limits.connections_per_address)
     tls = {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
     config = uvicorn.Config(
         app,

@@ -104,7 +104,7 @@ def test_callers_without_a_token_are_limited_by_address(service, tokens):
 
 
 def test_idle_connections_of_one_address_do_not_block_others(app):
-    with serving(app, Limits(connections=60, connections_each=40)) as served:
+    with serving(app, Limits(connections=60, connections_per_address=40)) as served:
         idle = [connected(served) for _ in range(200)]
         try:
             for _ in range(10):
@@ -123,7 +123,7 @@ def test_idle_connections_of_one_address_do_not_block_others(app):
 
 def test_a_new_connection_of_an_address_with_only_busy_ones_gets_429(service, tokens):
     app = make_app(service, tokens)
-    with serving(app, Limits(connections=60, connections_each=10)) as served:
+    with serving(app, Limits(connections=60, connections_per_address=10)) as served:
         slow = [slow_body(served, "user") for _ in range(10)]
         try:
             until(lambda: app.shared.requests.held["user"] == 10, "all connections are busy")
@@ -138,7 +138,7 @@ def test_a_new_connection_of_an_address_with_only_busy_ones_gets_429(service, to
 
 
 def test_connections_of_many_addresses_do_not_block_a_new_one(app):
-    with serving(app, Limits(connections=50, connections_each=20)) as served:
+    with serving(app, Limits(connections=50, connections_per_address=20)) as served:
         idle = [connected(served, f"127.0.1.{number % 5 + 1}") for number in range(100)]
         try:
             for _ in range(5):
@@ -149,7 +149,7 @@ def test_connections_of_many_addresses_do_not_block_a_new_one(app):
 
 
 def test_connections_with_incomplete_headers_count_as_idle(app):
-    with serving(app, Limits(connections=60, connections_each=20, headers_s=30)) as served:
+    with serving(app, Limits(connections=60, connections_per_address=20, headers_s=30)) as served:
         slow = [connected(served) for _ in range(20)]
         for connection in slow:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: loc")
@@ -163,7 +163,7 @@ def test_connections_with_incomplete_headers_count_as_idle(app):
 
 def test_bodies_of_one_token_have_a_common_limit(service, tokens):
     app = make_app(service, tokens)
-    app.shared.bodies.each = 100_000
+    app.shared.bodies.per_caller = 100_000
     with serving(app) as served:
         assert served.call("POST", "/api/v1/jobs", body=JOB + b" " * 50_000).status == 201
         big = served.call("POST", "/api/v1/jobs", body=JOB + b" " * 150_000)

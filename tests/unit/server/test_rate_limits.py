@@ -11,7 +11,7 @@ from hodei.server.serving import OpenConnections
 
 
 def test_usage_is_limited_per_caller_and_in_total():
-    limit = UsageLimit("streams", total=3, each=2)
+    limit = UsageLimit("streams", total=3, per_caller=2)
     release = limit.acquire("ann")
     limit.acquire("ann")
     with pytest.raises(TooManyRequests):
@@ -63,7 +63,7 @@ def test_no_rate_is_no_limit():
 
 
 def test_body_bytes_are_limited_per_caller_and_in_total():
-    limit = UsageLimit("bodies", total=100, each=60)
+    limit = UsageLimit("bodies", total=100, per_caller=60)
     with limit.hold_growing("ann") as take, limit.hold_growing("ann") as also, limit.hold_growing("bob") as other:
         take(50)
         with pytest.raises(TooManyRequests):

@@ -117,7 +117,7 @@ class FairTreeRow(Struct, frozen=True):
     factor: float
 
 
-class _Place(Struct):
+class _Sibling(Struct):
     """A member of a sibling set during ranking."""
 
     path: Path
@@ -154,19 +154,20 @@ class _Walk:
         self.accounts = list(tree.walk())
         self.users = sum(not account.children for _, account in self.accounts) if tree.children else 0
         self._rank = self._left = self.users
-        self._places: dict[Path, _Place] = {}
+        self._siblings: dict[Path, _Sibling] = {}
         self.ranks: dict[Path, int] = {}
 
-    def set_of(self, accounts: Iterable[tuple[Path, Account]]) -> list[_Place]:
+    def set_of(self, accounts: Iterable[tuple[Path, Account]]) -> list[_Sibling]:
         """The members of these accounts' sibling sets, each with its LevelFS."""
-        found: list[_Place] = []
+        found: list[_Sibling] = []
         for parent, account in accounts:
             members = siblings(parent, account)
             shares, used = level_shares(account), self._used[parent]
             for path, member in members:
-                place = _Place(path, member, parent, shares, used, self._level(member, shares, self._used[path], used))
-                self._places[path] = place
-                found.append(place)
+                level = self._level(member, shares, self._used[path], used)
+                sibling = _Sibling(path, member, parent, shares, used, level)
+                self._siblings[path] = sibling
+                found.append(sibling)
         return found
 
     def _level(self, account: Account, shares: int, used: int, level_usage: int) -> Level:
@@ -180,18 +181,18 @@ class _Walk:
             return Fraction(account.shares * level_usage, shares * used)
         return (account.shares / shares) / (used / level_usage)
 
-    def rank_all(self, places: list[_Place], *, tied: bool) -> None:
+    def rank_all(self, members: list[_Sibling], *, tied: bool) -> None:
         """Rank from the highest level down. `tied`: the first ones share the rank of the last ranked user."""
-        places.sort(key=lambda place: (-place.level, not place.account.is_user, place.path))
-        for _, group in groupby(places, key=lambda place: place.level):
+        members.sort(key=lambda member: (-member.level, not member.account.is_user, member.path))
+        for _, group in groupby(members, key=lambda member: member.level):
             accounts: list[tuple[Path, Account]] = []
-            for place in group:
-                if not place.account.is_user:
-                    accounts.append((place.path, place.account))
+            for member in group:
+                if not member.account.is_user:
+                    accounts.append((member.path, member.account))
                     continue
                 if not tied:
                     self._rank = self._left
-                self.ranks[place.path] = self._rank
+                self.ranks[member.path] = self._rank
                 self._left -= 1
                 tied = True
             if accounts:
@@ -213,15 +214,15 @@ class _Walk:
         rank = self.ranks[path]
         used = self._used[path]
         factor = rank / self.users
-        place = self._places.get(path)
-        if place is None:
+        member = self._siblings.get(path)
+        if member is None:
             return FairTreeRow(path, path[:-1], account.shares, 0, 0.0, used, 0, 0.0, None, rank, self.users, factor)
         shares = account.shares
-        normalised = 0.0 if shares == PARENT or not place.level_shares else shares / place.level_shares
-        part = used / place.level_usage if place.level_usage else 0.0
+        normalised = 0.0 if shares == PARENT or not member.level_shares else shares / member.level_shares
+        part = used / member.level_usage if member.level_usage else 0.0
         return FairTreeRow(
-            path, place.parent, shares, place.level_shares, normalised, used, place.level_usage, part,
-            float(place.level), rank, self.users, factor,
+            path, member.parent, shares, member.level_shares, normalised, used, member.level_usage, part,
+            float(member.level), rank, self.users, factor,
         )  # fmt: skip
 
 
