@@ -145,8 +145,10 @@ class Simulation:
 
     def _wakeup_may_help(self, idle: int) -> bool:
         """Nothing arrives and nothing runs: time alone may unblock a pending job (a backoff, the end of a reservation)."""
-        if self._provider is not None and self._provider.active:
-            return idle < _MAX_IDLE_STEPS  # until all nodes are released
+        if self._provider is not None and (
+            self._provider.active or self._provider.next_ms(self._controller) is not None
+        ):
+            return idle < _MAX_IDLE_STEPS  # nodes may be ordered for pending jobs, and all are released at the end
         return (
             bool(self._active)
             and idle < _MAX_IDLE_STEPS

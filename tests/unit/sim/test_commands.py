@@ -388,7 +388,7 @@ def test_groups_of_nodes_have_the_form_of_a_server_configuration(file: str, text
     [
         ("", "lists no nodes"),
         ("- {name: a, cpus: 4}", "did you mean 'cpu'"),
-        ("- {name: a, count: 0}", "0 nodes"),
+        ("- {name: a, count: 0}", "a count of 0"),
         ("- {name: a}\n- {name: a}", "two nodes called 'a'"),
         ("- {name: a, cpu: lots}", "node 'a'"),
         ("machines: []", "unknown key 'machines'"),
