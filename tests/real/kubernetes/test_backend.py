@@ -377,7 +377,7 @@ def test_a_run_whose_image_cannot_be_pulled_fails(with_backend, cluster, monkeyp
         assert (end.state, end.reason_code) == ("failed", "start_failed")
         assert "no-such-image" in end.reason
 
-    with_backend(scenario, pull_patience="1s")
+    with_backend(scenario, pull_timeout="1s")
 
 
 def test_a_scheduler_of_the_cluster_binds_the_pod_to_the_chosen_node(with_backend, cluster, kube_scheduler):
@@ -403,7 +403,7 @@ def test_a_run_without_a_scheduler_can_be_stopped_and_fails_at_last(with_backend
         assert (failed.state, failed.reason_code) == ("failed", "start_failed")
         assert "no scheduler" in failed.reason
 
-    with_backend(scenario, scheduler="none", pull_patience="3s")
+    with_backend(scenario, scheduler="none", pull_timeout="3s")
 
 
 def test_a_run_that_ends_while_the_server_is_down_has_its_exit_code(with_backend, cluster):

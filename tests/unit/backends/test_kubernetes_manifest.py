@@ -190,7 +190,7 @@ def test_ports_are_those_of_the_node():
         pytest.param({"namespace": ""}, "backends.prod.namespace", id="no namespace"),
         pytest.param({"namespace": "../kube-system"}, "backends.prod.namespace", id="an invalid namespace"),
         pytest.param({"node_prefix": "A b"}, "backends.prod.node_prefix", id="an invalid prefix"),
-        pytest.param({"pull_patience": "soon"}, "backends.prod.pull_patience", id="an invalid duration"),
+        pytest.param({"pull_timeout": "soon"}, "backends.prod.pull_timeout", id="an invalid duration"),
         pytest.param({"gpu": ""}, "backends.prod.gpu", id="a GPU without a name"),
         pytest.param({"allow_annotations": ("hodei.io/",)}, "backends.prod.pod_labels", id="annotations of hodei"),
     ],

@@ -232,7 +232,7 @@ class HpcBackend(BaseBackend):
         try:
             job = await self.system.submit(submission)
         except OutcomeUnknown:
-            tracked.missing_since_ms = 0  # it may turn up late: start searching for it anew
+            tracked.missing_since_ms = 0  # it may appear late: search for it from the start
             return
         except BackendError:
             tracked.resubmitted = False

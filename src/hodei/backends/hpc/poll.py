@@ -92,11 +92,11 @@ class JobPoll:
             # 125 is the exit code of the command or of its script: the record that decides may arrive late. If the command
             # has started, the system has started the job a second time, and the first start may still be running.
             unclear = status.exit_code == NOT_STARTED and record.exit_code is None and not record.no_workdir
-            patience_ms = LOST_AFTER_MS if record.started else RECORD_DELAY_MS
+            wait_ms = LOST_AFTER_MS if record.started else RECORD_DELAY_MS
             if status.exit_code == 0 and not record.started and not tracked.stop_code:
                 # A controller that crashed may report a job as completed that no node has seen.
-                unclear, patience_ms = True, LOST_AFTER_MS
-            if unclear and now_ms - self._unclear_since_ms.setdefault(tracked.run, now_ms) < patience_ms:
+                unclear, wait_ms = True, LOST_AFTER_MS
+            if unclear and now_ms - self._unclear_since_ms.setdefault(tracked.run, now_ms) < wait_ms:
                 continue
             self._unclear_since_ms.pop(tracked.run, None)
             if record.started and not tracked.started_ms:

@@ -187,7 +187,7 @@ StartErrors = dict[RunId, BackendError | BackendRefused]
 class Unconfirmed:
     """A submission that may or may not have been accepted. Job lists requested before `since_s` prove nothing.
     `first_list_s`: when the first complete one was requested. `rejected`: it was not accepted and may be submitted again. Times
-    are on the loop's clock: a restarted server starts anew."""
+    are on the loop's clock: a restarted server starts again."""
 
     def __init__(self, entry: JournalEntry) -> None:
         self.entry = entry

@@ -78,7 +78,7 @@ class KubernetesBackend(BaseBackend):
         check(name, settings)
         self.capabilities = structs.replace(CAPABILITIES, bare=bool(settings.image))
         self._settings, self._context = settings, context
-        self._pull_patience_ms = parse_duration_ms(settings.pull_patience)
+        self._pull_timeout_ms = parse_duration_ms(settings.pull_timeout)
         self._own_labels = own_labels(context.installation, name)
         self._logs = Logs(context.home / name / "logs", context.log_cap_bytes, context.keep_logs_s)
         self._nodes_changed = asyncio.Event()
@@ -332,7 +332,7 @@ class KubernetesBackend(BaseBackend):
     def _check_pod(self, run: RunId, pod: RunPod, now_ms: int) -> None:
         if end := forced_end(pod, now_ms):
             self._runs.end(end)
-        elif cause := start_failure(pod, now_ms, self._pull_patience_ms):
+        elif cause := start_failure(pod, now_ms, self._pull_timeout_ms):
             self._act(run, self._stop(run, cause, NOT_STARTED_GRACE_S))
         elif cause := health_failure(pod, now_ms):
             self._act(run, self._stop(run, cause, math.ceil(pod.supervision.grace_ms / 1000)))

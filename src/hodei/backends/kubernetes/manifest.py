@@ -33,7 +33,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """`kubeconfig`, `context`: the cluster ("" for $KUBECONFIG, ~/.kube/config, or the one that the server runs in).
     `namespace` of the pods. `image`: default for tasks without one (empty: those are refused). `node_selector`: the nodes to
     use; `node_prefix`: prefix of their names here, for clusters with equal node names. `scheduler`: "" binds the pod to its
-    node directly; else that scheduler places it there. `gpu`: the resource name of a GPU. `pull_patience`: how long an image
+    node directly; else that scheduler places it there. `gpu`: the resource name of a GPU. `pull_timeout`: how long an image
     pull may fail, or that scheduler may take, before the run fails. `pod_labels`, `pod_annotations`: for every pod;
     `allow_annotations`: those that jobs may set, by name or, with a `/` at the end, by prefix. `restricted`: pods follow the
     Pod Security Standard of that name."""
@@ -54,7 +54,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_annotations: tuple[str, ...] = ()
     restricted: bool = False
     gpu: str = "nvidia.com/gpu"
-    pull_patience: str = "2m"
+    pull_timeout: str = "2m"
 
     @property
     def access(self) -> Access:
@@ -80,9 +80,9 @@ def check(name: str, settings: Settings) -> None:
         if key.startswith(("hodei.io/", "job.hodei.io/")):
             raise _wrong(name, "pod_labels", f"{key} is reserved for Hodei", "choose another prefix than hodei.io/")
     try:
-        parse_duration_ms(settings.pull_patience)
+        parse_duration_ms(settings.pull_timeout)
     except InvalidInput as error:
-        raise _wrong(name, "pull_patience", error.message, 'pull_patience = "2m"') from None
+        raise _wrong(name, "pull_timeout", error.message, 'pull_timeout = "2m"') from None
 
 
 def _wrong(name: str, key: str, text: str, hint: str) -> InvalidInput:

@@ -207,7 +207,7 @@ def removed_end(pod: RunPod, now_ms: int) -> RunObserved:
     return _stopped_by_us(pod, now_ms, None) or _lost(pod, now_ms, None, "its pod was removed without an exit code")
 
 
-def start_failure(pod: RunPod, now_ms: int, patience_ms: int) -> StopCause | None:
+def start_failure(pod: RunPod, now_ms: int, pull_timeout_ms: int) -> StopCause | None:
     """Why a run whose container does not start must be stopped; None while it may still start."""
     if pod.has_started or pod.ended or pod.deleting:
         return None
@@ -215,7 +215,7 @@ def start_failure(pod: RunPod, now_ms: int, patience_ms: int) -> StopCause | Non
     if waiting.reason in _PERMANENT:
         return StopCause(_waiting_reason(pod), START_FAILED, permanent=True)
     waited_ms = now_ms - parse_time_ms(pod.metadata.creation_timestamp, now_ms)
-    if waited_ms >= patience_ms and (waiting.reason in _PULLING or not pod.spec.node_name):
+    if waited_ms >= pull_timeout_ms and (waiting.reason in _PULLING or not pod.spec.node_name):
         return StopCause(_waiting_reason(pod) or "no scheduler of the cluster has put it on its node", START_FAILED)
     return None
 

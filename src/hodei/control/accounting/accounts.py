@@ -98,7 +98,7 @@ class Accounts:
                 del self._pending[job.spec.project]
 
     def take_settings(self, other: Accounts) -> None:
-        """Use other policies; past usage is kept, and what runs is counted anew."""
+        """Use other policies; past usage is kept, and running jobs are counted again."""
         rows = self.sharing.ledger.rows() if self.sharing is not None else []
         self._apply(other.policy)
         self.restore(rows)

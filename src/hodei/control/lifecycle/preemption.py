@@ -233,7 +233,7 @@ class PreemptionControl:
         return first
 
     def take_settings(self, other: PreemptionControl) -> None:
-        """Use another policy; protections are computed anew."""
+        """Use another policy; protections are computed again."""
         if self._policy != other._policy:
             if self._policy.by != other._policy.by:
                 guard, self._victim_index = self.guard, VictimIndex(self._cluster.table, other._policy.by)

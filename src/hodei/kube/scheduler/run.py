@@ -1,7 +1,7 @@
 """`hodei kube run`: leader election, watches, the scheduling loop, and HTTP for probes and metrics.
 
 A process that does not lead watches nothing; when it is elected it reads the whole cluster, which takes seconds. A process
-that loses the lead exits, so that its outdated state cannot do harm.
+that loses the lead exits, so that it does not act on outdated state.
 """
 
 from __future__ import annotations
