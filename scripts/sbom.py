@@ -1,6 +1,6 @@
 """sbom.py FILE: write the software bill of materials of an installation with all extras, as CycloneDX JSON.
 
-It lists Hodei and the installed packages that `hodei[server,kubernetes,hosts,plots]` needs, not the developer tools.
+It lists Hodei and the installed packages that `hodei[server,kubernetes,bare_metal,hosts,plots]` needs, not the developer tools.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("server", "kubernetes", "hosts", "plots")
+EXTRAS = ("server", "kubernetes", "bare_metal", "hosts", "plots")
 
 
 def closure(name: str, extras: tuple[str, ...]) -> dict[str, tuple[Distribution, set[str]]]:
