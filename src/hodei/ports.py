@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from hodei.model.accounting import UsageRow
+from hodei.model.accounting import CostRow, UsageRow
 from hodei.model.affinity import Requirement
 from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord
 from hodei.model.backend import Capabilities, ExecResult, Health, NodeUsage
@@ -130,6 +130,11 @@ class History(Protocol):
 
     def runs_on(self, query: NodeRunsQuery) -> NodeRunsPage:
         """One page of the runs that held capacity on a node in a time range, newest job first."""
+        ...
+
+    def costs(self, since_ms: int, until_ms: int) -> list[CostRow]:
+        """Cost of runs on nodes with a price, within this time; by project, user and backend. It reads every such run, and
+        may take seconds."""
         ...
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:

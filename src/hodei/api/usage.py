@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from hodei.model.accounting import CostRow
+
 
 class RunUsageRow(Struct, frozen=True):
     """A running run. `cpu_milli`: cores in use since the previous measurement (at least 2 s ago), in thousandths; on
@@ -27,6 +29,14 @@ class RunUsageRow(Struct, frozen=True):
     cpu_ms: int | None = None
     read_bytes: int | None = None
     write_bytes: int | None = None
+
+
+class CostList(Struct, frozen=True):
+    """Costs from `since` to `until`, by the prices of the nodes."""
+
+    since: str
+    until: str
+    rows: list[CostRow]
 
 
 class RunUsageList(Struct, frozen=True):

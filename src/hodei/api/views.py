@@ -93,13 +93,14 @@ class JobView(Struct, frozen=True):
 
 class JobDetail(Struct, frozen=True):
     """`damage`: a note if the stored record was damaged, else empty. `efficiency`: what the runs of the current gang used
-    of their requests, null if none was measured."""
+    of their requests, null if none was measured. `cost`: of all its runs by now, by the prices of their nodes."""
 
     job: JobView
     spec: dict[str, Any]
     runs: list[RunView]
     damage: str = ""
     efficiency: Efficiency | None = None
+    cost: float = 0.0
 
 
 class JobList(Struct, frozen=True):

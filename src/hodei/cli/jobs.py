@@ -33,6 +33,7 @@ from hodei.cli.refs import (
 )
 from hodei.cli.times import ago, duration_text, elapsed
 from hodei.jobfile.values import format_numbers
+from hodei.model.accounting import CostRow
 from hodei.model.job import JOB_TRANSITIONS
 from hodei.model.usage import cores_number, size_text
 
@@ -71,6 +72,13 @@ RUN_COLUMNS = (
 )
 
 
+COST_COLUMNS = (
+    Column("PROJECT", lambda row: row.project),
+    Column("USER", lambda row: row.user),
+    Column("BACKEND", lambda row: row.backend),
+    Column("RUNS", lambda row: str(row.runs), right=True),
+    Column("COST", lambda row: f"{row.cost:.4g}", right=True),
+)
 USAGE_COLUMNS = (
     Column("RUN", lambda r: r.run),
     Column("NAME", lambda r: r.name),
@@ -168,6 +176,32 @@ def top(project: str, user: str, node: str, sort: str, limit: int, output: str, 
 
 
 @click.command()
+@click.option("--since", default="30d", show_default=True, metavar="TIME", help="Start: 6h, 30d, 2026-01-31T08:00Z.")
+@click.option("--until", default="", metavar="TIME", help="End [default: now].")
+@click.option("--by", type=click.Choice(["project", "user", "backend"]), default="project", show_default=True)
+@click.option("--project", default="", help="Only this project.")
+@output_option
+@headers_option
+def cost(since: str, until: str, by: str, project: str, output: str, no_headers: bool) -> None:
+    """Show what runs cost, by the prices of the nodes and the share of a node that each run requested. With -o json, one
+    row for each project, user and backend."""
+    with client() as server:
+        found = server.costs(since=since, until=until, project=project)
+    if output != "table" and output != "wide":
+        emit_list(found.rows, output, COST_COLUMNS, name=lambda row: row.project)
+        return
+    sums: dict[str, CostRow] = {}
+    for row in found.rows:
+        key = getattr(row, by)
+        before = sums.get(key, CostRow(key, "", "", 0, 0.0))
+        sums[key] = CostRow(key, "", "", before.runs + row.runs, before.cost + row.cost)
+    columns = (Column(by.upper(), lambda row: row.project), *COST_COLUMNS[-2:])
+    rows = sorted(sums.values(), key=lambda row: (-row.cost, row.project))
+    empty = "nothing has run on a node with a price (`cost` of a backend or a node)"
+    emit_list(rows, output, columns, name=lambda row: row.project, headers=not no_headers, empty=empty)
+
+
+@click.command()
 @job_argument
 @click.option(
     "--show-secrets", is_flag=True, help="Show values of variables that look secret; for the owner of the job."
@@ -261,6 +295,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("ran for", elapsed(view.started_at, view.finished_at)),
         ("usage", detail.efficiency.text if detail.efficiency else ""),
         ("request", detail.efficiency.hint if detail.efficiency else ""),
+        ("cost", f"{detail.cost:.4g}" if detail.cost else ""),
     ])  # fmt: skip
     head = head.replace(view.state, paint(view.state, view.state), 1) if view.state else head
     if detail.runs:

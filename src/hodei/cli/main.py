@@ -35,6 +35,7 @@ JOB_COMMANDS = {
     "checkpoint": Lazy("job_actions", "checkpoint", "Make running jobs take a checkpoint now."),
     "migrate": Lazy("job_actions", "migrate", "Move running jobs to other nodes."),
     "exec": Lazy("exec", "exec_in_job", "Run a command next to a running job."),
+    "cost": Lazy("jobs", "cost", "Show what runs cost, by project, user or backend."),
     "top": Lazy("jobs", "top", "Show what running jobs use, the largest first."),
     "history": Lazy("jobs", "history", "Show what happened to a job, when and why."),
     "graph": Lazy("graph", "graph", "Draw the dependencies and dependents of a job."),
@@ -81,7 +82,7 @@ ALIASES = {
     "jobs": "job list", "submit": "job create",
     **{verb: f"job {verb}" for verb in (
         "run", "plan", "logs", "why", "priority", "wait", "cancel", "hold", "release", "requeue", "suspend", "resume",
-        "checkpoint", "migrate", "exec", "top",
+        "checkpoint", "migrate", "exec", "top", "cost",
     )},
     "nodes": "node list", "reserve": "reservation create", "events": "event list", "reload": "config reload",
 }  # fmt: skip

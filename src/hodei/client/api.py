@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hodei.api.usage import RunUsageList, RunUsageRow
+from hodei.api.usage import CostList, RunUsageList, RunUsageRow
 from hodei.api.views import (
     CancelRequest,
     EventList,
@@ -117,6 +117,10 @@ class Client(ResourceClient):
             left, after = left - len(page.jobs), page.next_after
             if not after or (limit and left <= 0):
                 return
+
+    def costs(self, *, since: str = "", until: str = "", **only: str) -> CostList:
+        """What runs cost by project, user and backend. `only`: project, user or backend."""
+        return self._get("/costs", CostList, {"since": since, "until": until, **only})
 
     def usage(
         self, *, project: str = "", user: str = "", node: str = "", sort: str = "cpu", limit: int = 0

@@ -34,6 +34,16 @@ class ShareRow(Struct, frozen=True, omit_defaults=True):
     dominant: str = ""
 
 
+class CostRow(Struct, frozen=True, omit_defaults=True):
+    """What the runs of a user in a project cost on a backend, by the prices of its nodes."""
+
+    project: str
+    user: str
+    backend: str
+    runs: int
+    cost: float
+
+
 class BudgetRow(Struct, frozen=True, omit_defaults=True):
     """`used` of `limit` since `since_ms`: hours of one unit of a resource, or money."""
 

@@ -19,7 +19,6 @@ from hodei.model.node import Grant, Location, Taint, TaintEffect, Volume
 from hodei.model.outcome import StopReason
 from hodei.model.resources import CPU, MEMORY, Resources
 from hodei.model.usage import RunUsage
-from hodei.model.usage import RunUsage
 
 # Refusals (`Verdict`) and the record of a placement (`Decision`).
 
@@ -467,6 +466,7 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     `rank` is the member's number among those that run together, without gaps at the start. `checkpoint_ms`: time of its
     last checkpoint. `stop_reason`: why it must stop, or how its gang continues without it. `grant`: its own cores and
     devices. `kind`: how a batch queue started it. `usage`: what it used, once it has ended and if it was measured.
+    `cost_milli`: the price of its share of the node per hour, in thousandths.
     """
 
     id: RunId
@@ -491,7 +491,11 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     kind: Literal["", "head", "backfill", "spill"] = ""
     health: HealthState = ""
     usage: RunUsage | None = None
-    usage: RunUsage | None = None
+    cost_milli: int = 0
+
+    def cost(self, now_ms: int) -> float:
+        """What it has cost by now."""
+        return self.cost_milli * max((self.finished_ms or now_ms) - self.placed_ms, 0) / 3_600_000_000
 
 
 # Quality of service: the classes of Kubernetes, from requests and limits of cpu and memory.

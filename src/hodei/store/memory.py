@@ -11,7 +11,7 @@ from typing import TypeVar, get_args
 
 from msgspec import structs
 
-from hodei.model.accounting import AccountPath, UsageRow
+from hodei.model.accounting import AccountPath, CostRow, UsageRow
 from hodei.model.affinity import all_match
 from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord, matches_query
 from hodei.model.capacity import NodeOrder
@@ -239,6 +239,19 @@ class MemoryStore:
                 if len(page) == max(1, query.limit):
                     return NodeRunsPage(page, key)
         return NodeRunsPage(page)
+
+    def costs(self, since_ms: int, until_ms: int) -> list[CostRow]:
+        sums: dict[tuple[str, str, str], tuple[int, float]] = {}
+        with self._memory.lock:
+            for job, runs in self._memory.runs.items():
+                spec = self._memory.jobs[job].spec
+                for run in runs.values():
+                    span_ms = min(run.finished_ms or until_ms, until_ms) - max(run.placed_ms, since_ms)
+                    if run.cost_milli and span_ms > 0:
+                        count, cost = sums.get((spec.project, spec.user, run.backend), (0, 0.0))
+                        cost += run.cost_milli * span_ms / 3.6e9
+                        sums[spec.project, spec.user, run.backend] = (count + 1, cost)
+        return [CostRow(*key, *found) for key, found in sorted(sums.items())]
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         with self._memory.lock:

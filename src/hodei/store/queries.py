@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
+from hodei.model.accounting import CostRow
 from hodei.model.affinity import all_match
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.effects import Event
@@ -339,6 +340,22 @@ def runs_after(
     for _ in _runs_from(found, suspects):
         pass
     return _run_key(found[-1]) if len(found) == limit else None
+
+
+def costs(db: sqlite3.Connection, since_ms: int, until_ms: int) -> list[CostRow]:
+    found = fetch_json(
+        db,
+        """SELECT json_group_array(json_array(project, user, backend, runs, cost)) FROM (
+            SELECT job.project, job.user, run.backend, count(*) AS runs, sum(
+                CAST(cost_milli AS REAL)
+                * (min(CASE run.finished_ms WHEN 0 THEN ?2 ELSE run.finished_ms END, ?2) - max(placed_ms, ?1))
+            ) / 3.6e9 AS cost
+            FROM run JOIN job ON job.id = run.job
+            WHERE cost_milli > 0 AND placed_ms < ?2 AND (run.finished_ms = 0 OR run.finished_ms > ?1)
+            GROUP BY job.project, job.user, run.backend ORDER BY job.project, job.user, run.backend)""",
+        (since_ms, until_ms),
+    )
+    return [CostRow(*row) for row in found]
 
 
 def events(db: sqlite3.Connection, after: int, job: JobId, limit: int, suspects: Suspects) -> list[Event]:

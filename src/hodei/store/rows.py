@@ -36,7 +36,7 @@ RUN_STATUS = (
     *RUN_KEY, "task", "node", "backend", "state", "placed_ms", "started_ms", "finished_ms",
     "exit_code", "reason_code", "reason", "rank", "checkpoint_ms", "health", "stop_reason", "usage",
 )  # fmt: skip
-RUN = (*RUN_STATUS, "decision", "grant", "kind")
+RUN = (*RUN_STATUS, "decision", "grant", "kind", "cost_milli")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
 KEY = ("key", "fingerprint", "jobs", "at_ms")
 
@@ -213,7 +213,7 @@ def run_status(run: Run) -> tuple[Any, ...]:
 
 def run_row(run: Run) -> tuple[Any, ...]:
     trees = (None if tree is None else text(tree) for tree in (run.decision, run.grant))
-    return (*run_status(run), *trees, run.kind)
+    return (*run_status(run), *trees, run.kind, run.cost_milli)
 
 
 def run_from(row: Row) -> Run:

@@ -135,7 +135,16 @@ _VERSION_4 = ("ALTER TABLE run ADD COLUMN usage TEXT",)
 # Nodes that were ordered and are not reported stopped.
 _VERSION_5 = ("CREATE TABLE node_order (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.AUDIT_DETAIL, _VERSION_4, _VERSION_5)
+_VERSION_6 = ("ALTER TABLE run ADD COLUMN cost_milli INTEGER NOT NULL DEFAULT 0",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _VERSION_1,
+    _VERSION_2,
+    queries.AUDIT_DETAIL,
+    _VERSION_4,
+    _VERSION_5,
+    _VERSION_6,
+)
 VERSION = len(MIGRATIONS)
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hodei.model.accounting import UsageRow
+from hodei.model.accounting import CostRow, UsageRow
 from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord
 from hodei.model.capacity import NodeOrder
 from hodei.model.cron import Periodic
@@ -191,6 +191,10 @@ class SqliteStore:
     def runs_on(self, query: NodeRunsQuery) -> NodeRunsPage:
         with self._read() as db:
             return queries.runs_on(db, query, self._suspects)
+
+    def costs(self, since_ms: int, until_ms: int) -> list[CostRow]:
+        with self._read() as db:
+            return queries.costs(db, since_ms, until_ms)
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         with self._read() as db:

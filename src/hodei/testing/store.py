@@ -224,6 +224,18 @@ class StoreConformance(StoreQueries, StoreRecords):
         assert store.overrides() == [overrides]
         assert store.key("k") == a_key("k", (1, 2, 3))
 
+    def test_costs_of_runs_are_summed_within_a_time(self, store: Any) -> None:
+        store.open()
+        hour = 3_600_000
+        first = a_run(1, cost_milli=2000, placed_ms=hour, finished_ms=3 * hour, state="succeeded")
+        second = a_run(2, cost_milli=1000, placed_ms=2 * hour)
+        store.commit([*new_jobs(1, 2), SaveRun(first, new=True), SaveRun(second, new=True)])
+        (row,) = store.costs(0, 4 * hour)
+        assert (row.runs, round(row.cost, 6), row.backend) == (2, 6.0, first.backend)
+        (row,) = store.costs(2 * hour, 3 * hour)
+        assert (row.runs, round(row.cost, 6)) == (2, 3.0)
+        assert store.costs(0, hour) == []
+
     def test_orders_of_nodes_come_back_until_they_are_deleted(self, store: Any) -> None:
         store.open()
         first = NodeOrder(Node("b", "rack", group="large", phase="potential"), "starting", 5, 5)

@@ -410,6 +410,7 @@ def test_a_file_of_an_older_version_gets_its_quarantine(path: Path):
     db.execute("DROP TABLE node_order")
     db.execute("ALTER TABLE audit DROP COLUMN detail")
     db.execute("ALTER TABLE run DROP COLUMN usage")
+    db.execute("ALTER TABLE run DROP COLUMN cost_milli")
     db.execute("PRAGMA user_version = 1")
     db.close()
     store = SqliteStore(path)

@@ -15,8 +15,9 @@ from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, NodeName, RunId, run_id
 from hodei.model.job import RUN_ENDED, Job, Run
+from hodei.model.node import Node
 from hodei.model.outcome import MOVED, StopReason
-from hodei.model.resources import format_time
+from hodei.model.resources import Resources, format_time
 
 # Reason codes of runs that never started: the backend failed to start it, or was unreachable. The latter does not count
 # as an attempt of the job.
@@ -103,6 +104,13 @@ def stop_order(job: Job, run: Run, reason: StopReason) -> Stop:
     return Stop(run.id, run.backend, job.spec.grace_ms, reason, job.spec.checkpoint if saved_first else None)
 
 
+def share_of_price(node: Node, request: Resources) -> int:
+    """The part of the node's price for the largest part of a resource that the request takes; all of it if it requests
+    nothing that the node counts."""
+    shares = [amount * 1000 // node.capacity[name] for name, amount in request.items() if node.capacity.get(name)]
+    return node.cost_milli * min(max(shares, default=1000), 1000) // 1000
+
+
 def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> Job:
     """Turn placements into runs: a new attempt of the whole job, or members that join the running gang."""
     job = cluster.jobs[gang.id]
@@ -150,6 +158,7 @@ def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: 
             rank=len(runs) if ranks is None else ranks.give(placed.index),
             grant=placed.grant,
             kind=gang.kind,
+            cost_milli=share_of_price(node, task.request) if node.cost_milli else 0,
         )
         cluster.add_run(run, new=True)
         runs.append(run)

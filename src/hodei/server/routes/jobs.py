@@ -155,7 +155,8 @@ async def show_job(call: Call) -> JobDetail:
     runs = await _with_live_usage(call, runs)
     gang = {run.member: run for run in runs if run.attempt >= job.first_attempt}
     used = efficiency(job.spec, gang.values(), call.shared.now_ms())
-    return JobDetail(_view(call, job), spec, [run_view(run) for run in runs], damage, used)
+    cost = round(sum(run.cost(call.shared.now_ms()) for run in runs), 6)
+    return JobDetail(_view(call, job), spec, [run_view(run) for run in runs], damage, used, cost)
 
 
 async def _with_live_usage(call: Call, runs: list[Run]) -> list[Run]:

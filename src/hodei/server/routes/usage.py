@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hodei.api.usage import RunUsageList, RunUsageRow
+from hodei.api.usage import CostList, RunUsageList, RunUsageRow
 from hodei.jobfile.render import iso
+from hodei.model.errors import InvalidInput
 from hodei.model.job import Job, Run
 from hodei.model.resources import CPU, MEMORY
 from hodei.runtime.run_usage import LiveUsage
-from hodei.server.route import API, READ, Call, Param, Route
+from hodei.server.route import API, READ, Call, Param, Route, read_since_ms
 
 
 async def list_usage(call: Call) -> RunUsageList:
@@ -45,7 +46,30 @@ def _percent(amount: int | None, request: int) -> int | None:
     return None if amount is None or not request else round(amount * 100 / request)
 
 
+async def list_costs(call: Call) -> CostList:
+    args, now_ms = call.args, call.shared.now_ms()
+    since_ms = read_since_ms(args["since"] or "30d", now_ms)
+    until_ms = read_since_ms(args["until"], now_ms, "until") if args["until"] else now_ms
+    if until_ms <= since_ms:
+        raise InvalidInput("`until` is not after `since`", hint="without `since`: the last 30 days")
+    rows = await call.service.bulk_read(call.service.store.costs, since_ms, until_ms)
+    for key in ("project", "user", "backend"):
+        if args[key]:
+            rows = [row for row in rows if getattr(row, key) == args[key]]
+    return CostList(iso(since_ms), iso(until_ms), rows)
+
+
 ROUTES = (
+    Route(
+        "GET", f"{API}/costs", READ, "What runs cost, by project, user and backend", list_costs, response=CostList,
+        params=(
+            Param("since", "start of the time: 6h, 30d or 2026-01-31T08:00Z; without it 30d", default=""),
+            Param("until", "end of the time; without it now", default=""),
+            Param("project", "only this project", default=""),
+            Param("user", "only this user", default=""),
+            Param("backend", "only this backend", default=""),
+        ),
+    ),
     Route(
         "GET", f"{API}/usage", READ, "What running runs use now, the largest first", list_usage, response=RunUsageList,
         params=(
