@@ -1,4 +1,4 @@
-"""The store is not writable: callers wait or get an error, nothing acknowledged is lost, and all continues afterwards."""
+"""The store is not writable: callers wait or get an error, no acknowledged job is lost, and the server recovers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from hodei.client import ServerUnreachable
-from hodei.model.errors import Unavailable
 from real.installation import DEADLINE_S, Installation, until, wait_for_file
+from real.submitters import Submitters
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Installation]:
-    """A house on a disk of a few megabytes."""
+    """An installation on a disk of a few megabytes."""
     installation = Installation(tmp_path / "home")
     installation.home.mkdir(mode=0o700)
     mounted = subprocess.run(
@@ -42,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Installation]:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room there is."""
+    """Fill the disk completely."""
     filler = disk / "filler"
     fd = os.open(filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -57,40 +56,12 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-class Callers:
-    """Several clients that keep handing in jobs, each with its own key, until they are acknowledged."""
-
-    def __init__(self, installation: Installation, count: int) -> None:
-        self.acknowledged: dict[int, int] = {}
-        self.refused = 0
-        self._house = installation
-        self._threads = [threading.Thread(target=self._submit, args=(n,), daemon=True) for n in range(count)]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
-
-    def _submit(self, number: int) -> None:
-        with self._house.client(timeout_s=5) as client:
-            while number not in self.acknowledged:
-                try:
-                    # Something to write, so that the room that is left in the last pages does not do.
-                    long = {"note": "n" * 20_000}
-                    job = {
-                        "command": ["sh", "-c", f"exit {number}"],
-                        "cpu": "10m",
-                        "memory": "1Mi",
-                        "annotations": long,
-                    }
-                    self.acknowledged[number] = client.submit(job, key=f"full-{number}").id
-                except (Unavailable, ServerUnreachable):
-                    self.refused += 1
-                    time.sleep(0.1)
+def submitters(installation: Installation, count: int) -> Submitters:
+    """One client for each of `count` jobs, which have their number as exit code."""
+    large = {"note": "n" * 20_000}  # does not fit into the free space of the last pages
+    fields = {"cpu": "10m", "memory": "1Mi", "annotations": large}
+    jobs = [{"command": ["sh", "-c", f"exit {number}"], **fields} for number in range(count)]
+    return Submitters(installation, jobs, clients=count, timeout_s=5)
 
 
 def test_a_full_disk_delays_and_loses_nothing(small_disk: Installation, tmp_path: Path) -> None:
@@ -100,43 +71,39 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk: Installation, tmp_path
     running = installation.submit(*wait_for_file(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
     installation.until_state(running, "running")
     filler = fill(installation.home)
-    callers = Callers(installation, 5)
-    callers.start()
-    until(lambda: "cannot write to the store" in installation.server_output(), "the server notices")
-    asked = len(callers.acknowledged)
-    # It is held up, not gone: it answers, and what is known can be read.
+    callers = submitters(installation, 5)
+    until(lambda: "cannot write to the store" in installation.server_output(), "the server notices the full disk")
+    acknowledged = callers.acknowledged
+    # Only writes wait: the server responds, and reads work.
     assert installation.request("GET", "/livez").status == 200
     ready = installation.request("GET", "/readyz")
     assert (ready.status, ready.json["code"]) == (503, "NOT_READY")
     assert int(ready.headers["retry-after"]) >= 1
     refused = installation.request("POST", "/api/v1/jobs", b'{"command": ["true"]}')
     assert refused.status == 503
-    assert refused.seconds < 30, "it is refused, not kept waiting"
+    assert refused.seconds < 30, "it is refused and does not wait for the disk"
     assert int(refused.headers["retry-after"]) >= 1
-    # What is no job, and could not go on record, is refused too.
+    # Commands on nodes and in jobs are refused too, because they could not be audited.
     (node,) = [node.name for node in installation.client().nodes()]
-    made = tmp_path / "made"
-    command = json.dumps({"command": ["touch", str(made)]}).encode()
+    executed = tmp_path / "executed"
+    command = json.dumps({"command": ["touch", str(executed)]}).encode()
     for path in (f"nodes/{node}", f"jobs/{running}"):
         assert installation.request("POST", f"/api/v1/{path}/execute", command).status == 503
-    assert not made.exists()
+    assert not executed.exists()
     assert installation.request("GET", f"/api/v1/jobs/{before[2]}").json["job"]["exit_code"] == 2
-    (tmp_path / "go").touch()  # the running job ends now, and can be written down nowhere
-    until((tmp_path / "ended").exists, "it has ended")
-    assert len(callers.acknowledged) == asked
+    (tmp_path / "go").touch()  # the running job ends while its end cannot be stored
+    until((tmp_path / "ended").exists, "the job has ended")
+    assert callers.acknowledged == acknowledged
     filler.unlink()
-    callers.join()
-    ids = [callers.acknowledged[number] for number in range(5)]
-    details = installation.ended(*ids, running)
+    details = installation.ended(*callers.ids(), running)
     assert [detail.job.exit_code for detail in details] == [0, 1, 2, 3, 4, 33]
-    assert len(set(ids)) == 5
-    print(f"{callers.refused} requests were refused or gave up meanwhile")
-    until(lambda: installation.request("GET", "/readyz").status == 200, "it is ready again")
+    print(f"{callers.refused} requests were refused or timed out meanwhile")
+    until(lambda: installation.request("GET", "/readyz").status == 200, "the server is ready again")
     installation.works()
     assert installation.stop() == 0
     assert installation.rows("PRAGMA integrity_check") == [("ok",)]
     assert installation.rows("SELECT count(*) FROM job") == [(3 + 1 + 5 + 1,)]
-    installation.ok("replay", str(installation.home / "decisions.jsonl"))  # as far as it could be written
+    installation.ok("replay", str(installation.home / "decisions.jsonl"))
 
 
 def test_a_full_disk_is_seen_by_readyz_before_anything_is_written(small_disk: Installation) -> None:
@@ -148,26 +115,23 @@ def test_a_full_disk_is_seen_by_readyz_before_anything_is_written(small_disk: In
     assert "full" in ready.json["message"]
     assert int(ready.headers["retry-after"]) >= 1
     filler.unlink()
-    until(lambda: installation.request("GET", "/readyz").status == 200, "it is ready again")
+    until(lambda: installation.request("GET", "/readyz").status == 200, "the server is ready again")
     installation.works()
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"], ids=["killed", "told to stop"])
-def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
-    small_disk: Installation, tmp_path: Path, how: str
+@pytest.mark.parametrize("signal", ["kill", "stop"], ids=["killed", "terminated"])
+def test_a_server_that_ended_on_a_full_disk_starts_again_when_there_is_space(
+    small_disk: Installation, tmp_path: Path, signal: str
 ) -> None:
     installation = small_disk.up()
     running = installation.submit(*wait_for_file(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
     installation.until_state(running, "running")
     filler = fill(installation.home)
-    callers = Callers(installation, 3)
-    callers.start()
-    until(lambda: "cannot write to the store" in installation.server_output(), "the server notices")
-    began = time.monotonic()
-    getattr(installation, how)()
-    assert time.monotonic() - began < DEADLINE_S
+    callers = submitters(installation, 3)
+    until(lambda: "cannot write to the store" in installation.server_output(), "the server notices the full disk")
+    getattr(installation, signal)()
     (tmp_path / "go").touch()
-    until((tmp_path / "ended").exists, "it has ended")
+    until((tmp_path / "ended").exists, "the job has ended")
     installation.start()
     server = installation.server
     assert server is not None
@@ -177,7 +141,7 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
             or "is up at" in installation.server_output()
             or "cannot write" in installation.server_output()
         ),
-        "it says what is wrong, or finds room for its first words",
+        "the server is up or reports the full disk",
     )
     ended = server.poll() is not None
     assert "is up at" in installation.server_output() or "free some disk space" in installation.server_output()
@@ -186,8 +150,7 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
         assert "error: " in installation.server_output()
         installation.start()
     installation.until_up()
-    callers.join()
-    details = installation.ended(*(callers.acknowledged[number] for number in range(3)), running)
+    details = installation.ended(*callers.ids(), running)
     assert [detail.job.exit_code for detail in details] == [0, 1, 2, 33]
     assert installation.stop() == 0
     assert installation.rows("PRAGMA integrity_check") == [("ok",)]
@@ -207,7 +170,7 @@ def test_a_locked_store_delays_writers_but_not_readers(installation: Installatio
         slowest = 0.0
         while time.monotonic() < ends:
             answer = installation.request("GET", f"/api/v1/jobs/{known}")
-            # One that waited for the lock would give up: the lock is not let go before the loop ends.
+            # A read that waited for the lock would time out: it is held until the loop ends.
             assert answer.status == 200
             slowest = max(slowest, answer.seconds)
         assert made == []
@@ -224,7 +187,7 @@ def test_a_file_that_is_not_a_store_is_refused_and_not_changed(installation: Ins
     (installation.home / "hodei.db").write_bytes(b"this is not a database" * 100)
     installation.start()
     assert installation.server is not None
-    assert installation.server.wait(20) in (1, 2)
+    assert installation.server.wait(DEADLINE_S) in (1, 2)
     assert "error: " in installation.server_output()
     assert "next: " in installation.server_output()
     assert (installation.home / "hodei.db").read_bytes() == b"this is not a database" * 100
@@ -234,13 +197,13 @@ def test_a_missing_store_prevents_the_start_unless_fresh(installation: Installat
     installation.up()
     installation.ended(installation.submit("true"))
     assert installation.stop() == 0
-    until(installation.agents_stopped, "the agent has left")
+    until(installation.agents_stopped, "the agent has stopped")
     for name in ("hodei.db", "hodei.db-wal", "hodei.db-shm"):
         (installation.home / name).unlink(missing_ok=True)
-    said = installation.hodei("up", "-d")
-    assert said.code != 0
-    assert "is missing" in said.err
-    assert "--fresh" in said.err
+    refused = installation.hodei("up", "-d")
+    assert refused.code != 0
+    assert "is missing" in refused.err
+    assert "--fresh" in refused.err
     assert not (installation.home / "hodei.db").exists()
     installation.up("--fresh")
     assert installation.ended(installation.submit("sh", "-c", "exit 7"))[0].job.exit_code == 7
