@@ -1,4 +1,4 @@
-"""`python -m benchmarks docker|engine|fragmentation|gpu|queue|server|sharing|slurm|targets|viewers`."""
+"""`python -m benchmarks agents|docker|engine|fragmentation|gpu|queue|server|sharing|slurm|targets|viewers`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from benchmarks import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, targets, viewers
+from benchmarks import agents, docker, engine, fragmentation, gpu, queue, server, sharing, slurm, targets, viewers
 from hodei.cli.groups import Group, exit_code
 from hodei.cli.options import output_option
 from hodei.cli.output import emit_one, is_for_people
@@ -42,7 +42,7 @@ def _add_command(module: ModuleType) -> None:
     bench.add_command(command)
 
 
-for _module in (engine, fragmentation, queue, server, gpu, sharing, docker, slurm, viewers, targets):
+for _module in (engine, fragmentation, queue, server, agents, gpu, sharing, docker, slurm, viewers, targets):
     _add_command(_module)
 
 
