@@ -267,7 +267,7 @@ class BackendManager:
             service.controller.cluster,
             lambda: watcher.up.is_set() and not watcher.last_error and not health.circuit.broken,
         )
-        node_orders = NodeOrders(backend, service.loop.enqueue)
+        node_orders = NodeOrders(backend, service.loop.enqueue, watcher.up)
         managed = self._managed[name] = _ManagedBackend(backend, table, watcher, health, queries, node_orders)
         self.backends[name] = backend
         self.binder.add(name)

@@ -21,8 +21,10 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class NodeOrders:
-    def __init__(self, backend: Backend, enqueue: Callable[[Sequence[Fact]], None]) -> None:
-        self._backend, self._enqueue = backend, enqueue
+    """`is_open`: set once the backend is connected. Orders of an earlier server wait for that."""
+
+    def __init__(self, backend: Backend, enqueue: Callable[[Sequence[Fact]], None], is_open: asyncio.Event) -> None:
+        self._backend, self._enqueue, self._is_open = backend, enqueue, is_open
         self._wanted: dict[NodeName, bool] = {}  # in the order of the acts
         self._more = asyncio.Event()
 
@@ -35,6 +37,7 @@ class NodeOrders:
     async def serve(self) -> None:
         """Carries out the orders, forever."""
         pause_s = _SHORTEST_PAUSE_S
+        await self._is_open.wait()
         while True:
             await self._more.wait()
             self._more.clear()

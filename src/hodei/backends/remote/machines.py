@@ -136,9 +136,6 @@ class MachineBackend(AgentBackend):
         for name, machine in known.items():
             if machine.state in ("off", "stopping"):
                 self._booted.discard(name)
-            before, agent = self._machines.get(name), self._nodes.get(name)
-            if machine.state == "off" and before and before.state != "off" and agent and agent.session:
-                agent.session.close()  # else it would count as connected when the machine is started again
         if known != self._machines:
             self._machines = known
             self._nodes_changed.set()
@@ -217,6 +214,9 @@ class MachineBackend(AgentBackend):
         if joins:
             for name in joins:
                 self._booted.discard(name)
+                agent = self._nodes.get(name)
+                if agent is not None and agent.session is not None:
+                    agent.session.close()  # of the time before: it would count as connected
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     answer |= await self._provider.start(joins)
