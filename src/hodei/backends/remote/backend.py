@@ -196,7 +196,7 @@ class AgentBackend(BaseBackend):
             if isinstance(error, StaleEpoch):
                 self._superseded = error
                 self._changed.set()
-            elif not isinstance(error, BackendError):
+            elif not isinstance(error, BackendError | TimeoutError):
                 log.error("backend %s", self.name, exc_info=error)
 
     @staticmethod
@@ -301,9 +301,13 @@ class AgentBackend(BaseBackend):
         self._returned.add(node.name)
         self._nodes_changed.set()
 
+    def offline_ok_ms(self, joined: JoinedNode) -> int:
+        """How long the node may normally be offline."""
+        return joined.offline_ok_ms
+
     def lost_ms(self, node: AgentNode) -> int:
         """After how long its runs are given up; later for a node that is normally offline."""
-        return max(self._patience.lost_ms, node.joined.offline_ok_ms) if self._patience.lost_ms else 0
+        return max(self._patience.lost_ms, self.offline_ok_ms(node.joined)) if self._patience.lost_ms else 0
 
     def _observe_end(self, node: AgentNode, run: RunId, state: Any, code: str, text: str, **more: Any) -> None:
         node.known.pop(run, None)
@@ -392,7 +396,7 @@ class AgentBackend(BaseBackend):
             ready=not code,
             not_ready_code=code,
             not_ready_reason=text,
-            offline_ok=code == OFFLINE and joined.offline_ok_ms > 0 and not node.given_up and not node.missed,
+            offline_ok=code == OFFLINE and self.offline_ok_ms(joined) > 0 and not node.given_up and not node.missed,
             last_seen_ms=node.last_seen_ms if code == OFFLINE else 0,
         )
 
@@ -474,7 +478,7 @@ class AgentBackend(BaseBackend):
     def start_by_ms(self, order: Start, node: AgentNode) -> int:
         """The job's own deadline for a start on a node that is normally offline; 0 if it allows none."""
         offline_ms = order.spec.backend.offline_ms
-        return order.run.placed_ms + offline_ms if offline_ms and node.joined.offline_ok_ms else 0
+        return order.run.placed_ms + offline_ms if offline_ms and self.offline_ok_ms(node.joined) else 0
 
     def _accept_absent(self, order: Start, node: AgentNode, start: _Start) -> None:
         run = order.run.id
