@@ -87,8 +87,9 @@ class Machine:
             self.boot()
 
     def boot(self, token: str = "") -> None:
+        """Start the agent; with a token also while its BMC says that it is off."""
         with self._lock, (self.home / "agent.log").open("ab") as log:
-            if not self.is_on or self._agent is not None:
+            if self._agent is not None or not (self.is_on or token):
                 return
             installation = self.rack.installation
             self._agent = subprocess.Popen(
