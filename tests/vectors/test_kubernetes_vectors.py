@@ -75,7 +75,7 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
     found = messages.node_reasons(pairs, member, table)
     out = {}
     for name, row in table.row.items():
-        reasons = sorted(found.of_row(row))
+        reasons = sorted(text for text, mask in found.reasons.items() if mask[row])
         if case["plugin"] == "NodeName" and reasons:
             reasons = ["node(s) didn't match the requested node name"]
         refused = "Unschedulable" if found.preemptable[row] else "UnschedulableAndUnresolvable"

@@ -72,7 +72,6 @@ def _location(name: str, number: int, count: int, path: str, lines: dict[str, in
 
 
 def _json_lines(text: str) -> list[str]:
-    """The lines, if each is a JSON object."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) > 1 and all(line[0] == "{" and line.rstrip()[-1] == "}" for line in lines) else []
 
@@ -186,7 +185,6 @@ _SAME_KEYS = (
 
 
 def job_options(command: Command) -> Command:
-    """Options for a job with one command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -289,7 +289,6 @@ def _why_not_ready(home: Path, pid: int) -> HodeiError | None:
 
 
 def _last_error(log_path: Path, since: int) -> tuple[str, str]:
-    """The last error in the log and its hint."""
     with open(log_path, "rb") as log:
         log.seek(since)
         lines = [line for line in log.read()[-4000:].decode(errors="replace").splitlines() if line.strip()]

@@ -259,7 +259,6 @@ def _runner_columns(best: Candidate) -> list[Column]:
 
 
 def bar(score: int) -> str:
-    """A score of 0 to 10,000 as a bar."""
     full = max(0, min(_BAR_WIDTH, round(score * _BAR_WIDTH / 10_000)))
     filled, empty = ("█", "·") if is_unicode() else ("#", ".")
     return filled * full + empty * (_BAR_WIDTH - full)

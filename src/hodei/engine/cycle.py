@@ -304,5 +304,4 @@ def _both(one: Layout, other: Layout) -> Layout:
 
 
 def _triggers_of(profile: Profile, reason: Reason) -> tuple[Trigger, ...]:
-    """The triggers of the plugin that gave the reason."""
     return requeue_triggers(next(plugin for plugin in (*profile.layouts, RELOCATION) if plugin.name == reason.plugin))

@@ -170,7 +170,6 @@ class Profile(Struct, frozen=True):
             gang.group = (*known.group, gang.move)
 
     def _one(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Intern a tuple."""
         if len(self.same) >= _SPECS_KEPT:
             self.same.clear()
         return self.same.setdefault(words, words)

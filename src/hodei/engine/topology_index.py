@@ -270,10 +270,6 @@ class TopologyIndex:
                     (carried.add if now else carried.remove)(term, kind.project)
             self.no_terms = not self.anti_affinity_terms and not self.preference_terms
 
-    def carriers(self) -> Mapping[Kind, int]:
-        """Placed kinds with rules or ports of their own, and how many of each."""
-        return self._carriers
-
     def count(
         self,
         key: Hashable,

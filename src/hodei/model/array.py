@@ -97,15 +97,6 @@ def element_count(spec: JobSpec) -> int:
     return spec.array.count if spec.array is not None and not spec.array.first else 1
 
 
-def expand(specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
-    """The jobs that these documents stand for; the first gets the id `first`. Elements share everything except `array`.
-    InvalidInput if there are more than the limit."""
-    if all(spec.array is None for spec in specs):
-        return specs
-    count_jobs(specs)
-    return list(iter_expanded(specs, first))
-
-
 def count_jobs(specs: Sequence[JobSpec]) -> int:
     """The number of jobs that these documents stand for; InvalidInput if it is above the limit."""
     total = sum(map(element_count, specs))
@@ -115,7 +106,7 @@ def count_jobs(specs: Sequence[JobSpec]) -> int:
 
 
 def iter_expanded(specs: Iterable[JobSpec], first: JobId) -> Iterator[JobSpec]:
-    """Like `expand`, one by one and without the limit."""
+    """The jobs that these documents stand for; the first gets the id `first`. Elements share everything except `array`."""
     next_id = first
     for spec in specs:
         template = spec.array

@@ -82,8 +82,6 @@ FAILURES: tuple[FailureKind, ...] = (
     FailureKind("idle", ("idle",), ("IDLE_TIMEOUT",), "it is interactive and was idle for too long"),
 )
 FAILURE_CLASSES: tuple[str, ...] = tuple(failure.name for failure in FAILURES)
-# Preempted jobs are always queued again and idle ones never, so `retry_on` cannot select these two.
-RETRYABLE_CLASSES: tuple[str, ...] = tuple(name for name in FAILURE_CLASSES if name not in ("preempted", "idle"))
 
 _BY_CODE: dict[str, FailureClass] = {code: failure.name for failure in FAILURES for code in failure.codes}
 _BY_RUN_CODE: dict[str, FailureClass] = {code: failure.name for failure in FAILURES for code in failure.run_codes}

@@ -43,7 +43,6 @@ class _Allocation:
         return tuple(request.get(resource, 0) for resource in (*self._weights, *self._assumed.values()))
 
     def _assumed_usage(self, resource: str, member: Member, nodes: Nodes) -> Ints | int:
-        """Assumed usage of a resource, including this member."""
         other = self._assumed.get(resource)
         return 0 if other is None else nodes.used(other) + member.task.request.get(other, 0)
 

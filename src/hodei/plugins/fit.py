@@ -147,7 +147,6 @@ def _has_pools(pools: Interned) -> bool:
 
 
 def _usage_by_pool(table: Table, pools: Interned, resource: str) -> Ints:
-    """Usage per pool."""
     used = table.view().used(resource)
     out = np.zeros(len(pools.values), dtype=np.int64)
     np.add.at(out, pools.ids, used)

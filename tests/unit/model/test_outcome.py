@@ -10,7 +10,6 @@ from hodei.jobfile.sections.health import RetryOnKey
 from hodei.model.outcome import (
     FAILURE_CLASSES,
     FAILURES,
-    RETRYABLE_CLASSES,
     FailureClass,
     failure_class,
     job_code_of_run,
@@ -30,7 +29,6 @@ def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
     assert get_args(FailureClass) == FAILURE_CLASSES
     (key_type,) = get_args(get_args(RetryOnKey)[0])
     assert get_args(key_type) == FAILURE_CLASSES
-    assert {*RETRYABLE_CLASSES, "preempted", "idle"} == set(FAILURE_CLASSES)
 
 
 @pytest.mark.parametrize(

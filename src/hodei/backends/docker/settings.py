@@ -53,7 +53,6 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     cost: float = 0.0
 
     def amounts(self) -> Resources:
-        """The configured resources."""
         given = {CPU: self.cpu, MEMORY: self.memory, GPU: self.gpu}
         return parse_resources({**{name: amount for name, amount in given.items() if amount != ""}, **self.resources})
 

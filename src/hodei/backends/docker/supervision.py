@@ -248,7 +248,6 @@ class Stops:
 
 
 async def cpu_ns(engine: Engine, container: str) -> int:
-    """The CPU time of a container so far."""
     params = {"stream": "0", "one-shot": "1"}
     return total_cpu_ns(await engine.request_json("GET", f"containers/{container}/stats", params=params))
 

@@ -167,7 +167,6 @@ class RunSupervision:
         return ""
 
     async def execute(self, tracked: TrackedRun, command: Sequence[str], timeout_ms: int) -> ExecResult:
-        """Run a command in the directory and with the environment of the run."""
         record = await asyncio.to_thread(read_record, tracked.files)
         if not record.pid:
             raise NotFound(f"run {tracked.run} has not started its command yet")

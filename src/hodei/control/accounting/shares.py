@@ -196,7 +196,6 @@ class FairShare:
         return [self._dominant(path)[1] for path in projects]
 
     def _total_capacity(self) -> Resources:
-        """The capacity of all nodes."""
         table = self._cluster.table
         if self._totals[0] != table.generation:
             totals: Resources = {}

@@ -211,7 +211,6 @@ class Forecasts:
         self.of.pop(job.id, None)
 
     def started(self, job: JobId, at_ms: int) -> list[Grade]:
-        """Grade all forecasts of a job that started."""
         grades = []
         for forecast in self.of.pop(job, ()):
             grades.append(Grade(at_ms - forecast.p50_ms, at_ms <= forecast.p90_ms, _stretch(forecast, at_ms)))

@@ -294,7 +294,6 @@ def failure_of(failed: Run) -> tuple[str, str]:
 
 
 def _node_refusal(refusal: Refusal, node: NodeName) -> str:
-    """The reasons of one node."""
     here = [verdict.reason.text for verdict in refusal.verdicts if node in verdict.nodes]
     return ", ".join(here or [verdict.reason.text for verdict in refusal.verdicts])
 

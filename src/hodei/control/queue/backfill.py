@@ -58,10 +58,7 @@ class BackfillQueue(GangQueue):
         self.profile.admit(gang)
         gang.estimate_ms = gang.estimate_ms or self.queue.estimate_ms(gang)
         self.gangs[gang.id] = gang
-        if not_before_ms > now_ms:
-            self._wait_until(gang.id, not_before_ms)
-        else:
-            self._queue(gang)
+        self._queue_at(gang, not_before_ms, now_ms)
 
     def _queue(self, gang: Gang) -> None:
         self._pending_table.add(gang)

@@ -68,6 +68,12 @@ class GangQueue(ABC):
     def _queue(self, gang: Gang) -> None:
         """Let a gang take part in the order."""
 
+    def _queue_at(self, gang: Gang, not_before_ms: int, now_ms: int) -> None:
+        if not_before_ms > now_ms:
+            self._wait_until(gang.id, not_before_ms)
+        else:
+            self._queue(gang)
+
     def _wait_until(self, job: JobId, until_ms: int) -> None:
         self._until[job] = until_ms
         heapq.heappush(self._backoff, (until_ms, job))
@@ -120,10 +126,7 @@ class SchedulingQueue(GangQueue):
         if positions is None:
             positions = self._positions[key] = SortedKeys()
         positions.add(gang.order, self.profile.queue.charge(gang))
-        if not_before_ms > now_ms:
-            self._wait_until(gang.id, not_before_ms)
-        else:
-            self._queue(gang)
+        self._queue_at(gang, not_before_ms, now_ms)
 
     def _admit(self, gang: Gang) -> None:
         self.profile.admit(gang)

@@ -119,7 +119,6 @@ class VictimCandidate(Struct, eq=False):
 
     @property
     def stops_gang(self) -> bool:
-        """The whole gang stops with it."""
         return not self.members
 
     @property
@@ -163,7 +162,6 @@ class VictimIndex:
         self.generation = 0
 
     def put(self, id: JobId, victims: Iterable[VictimCandidate]) -> None:
-        """Replace all candidates of a job."""
         self.remove(id)
         units = self.of_job[id] = tuple(victims)
         for victim in units:

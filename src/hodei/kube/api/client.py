@@ -108,9 +108,7 @@ class Api:
         time (not if a disruption budget refuses); GET also after 5xx and if the API was not reached. POST and PATCH that were sent
         but not answered are not repeated: status 0 then means that the outcome is unknown.
         """
-        if self._monotonic() >= self._renew_at:
-            await self._renew()
-        target = self._target(path, params)
+        target = await self._prepare(path, params)
         credentials_renewed = False
         for attempt in range(1, attempts + 1):
             generation = self._generation
@@ -139,9 +137,7 @@ class Api:
 
         Ends with the response. Raises ApiError: refused, cut off, or no data for `idle_timeout_s`.
         """
-        if self._monotonic() >= self._renew_at:
-            await self._renew()
-        target = self._target(path, params)
+        target = await self._prepare(path, params)
         connection = await self._open_stream(target, path)
         try:
             rest = b""
@@ -164,9 +160,7 @@ class Api:
         self, path: str, params: Sequence[tuple[str, str]], protocols: Sequence[str]
     ) -> websocket.WebSocket:
         """A WebSocket with one of `protocols`; the caller closes it. Raises ApiError."""
-        if self._monotonic() >= self._renew_at:
-            await self._renew()
-        target = self._target(path, params)
+        target = await self._prepare(path, params)
         error = ApiError(0, "Unreached", "")
         for _ in range(2):
             generation = self._generation
@@ -180,6 +174,15 @@ class Api:
                 break
             await self._renew(generation)
         raise error
+
+    async def _prepare(self, path: str, params: Mapping[str, str] | Sequence[tuple[str, str]] | None) -> str:
+        """The target of a request, with credentials that are still valid."""
+        if self._monotonic() >= self._renew_at:
+            await self._renew()
+        if _SAFE_PATH.fullmatch(path) is None:
+            path = quote(path, safe="/._~:@!$&'()*+,;=%-")
+        path = self._prefix + path
+        return f"{path}?{urlencode(params, quote_via=quote)}" if params else path
 
     async def close(self) -> None:
         self._pool.close()
@@ -216,12 +219,6 @@ class Api:
             if found is not None:
                 self._set_credentials(found)
                 self._pool.retire(found.origin)
-
-    def _target(self, path: str, params: Mapping[str, str] | Sequence[tuple[str, str]] | None) -> str:
-        if _SAFE_PATH.fullmatch(path) is None:
-            path = quote(path, safe="/._~:@!$&'()*+,;=%-")
-        path = self._prefix + path
-        return f"{path}?{urlencode(params, quote_via=quote)}" if params else path
 
     def _message(self, method: str, target: str, body: bytes | None, content_type: str) -> bytes:
         if body is None:

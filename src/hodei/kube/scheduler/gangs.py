@@ -521,7 +521,6 @@ def workload_key(namespace: str, owner: OwnerReference) -> WorkloadKey:
 
 
 def size_fields(workload: Workload | None) -> tuple[object, ...]:
-    """The fields that define a size."""
     if workload is None:
         return ()
     meta = workload.metadata

@@ -65,7 +65,6 @@ class SchedulerLoop:
         self._woken.set()
 
     def report(self, job: JobId, status: PendingStatus) -> None:
-        """Report to the pods of a job why they are pending."""
         for request in self._reporter.report(job, status):
             self._reports.put(request)
 

@@ -113,9 +113,6 @@ class NodeReasons(Struct):
     def counts(self) -> dict[str, int]:
         return {text: int(np.count_nonzero(mask)) for text, mask in self.reasons.items()}
 
-    def of_row(self, row: int) -> list[str]:
-        return [text for text, mask in self.reasons.items() if mask[row]]
-
 
 def filter_reasons(
     profile: Profile, runner: Runner, member: Member, table: Table, view: View

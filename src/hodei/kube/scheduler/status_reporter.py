@@ -62,7 +62,6 @@ class StatusReporter:
         self._now_ms = self._checked_ms = 0
 
     def reports_for(self, step: Step, now_ms: int) -> Iterator[Request]:
-        """The reports that follow from a step."""
         self._now_ms = now_ms
         for refusal in step.plan.refusals:
             gang = self._pending(refusal.job)

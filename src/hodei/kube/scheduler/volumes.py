@@ -198,7 +198,6 @@ def _unbound_volume(claim: k8s.Claim, cls: k8s.StorageClass, storage: Storage) -
 
 
 def claim_handle(claim: k8s.Claim) -> str:
-    """The handle of a claim without a volume."""
     return f"claim/{claim.metadata.namespace}/{claim.metadata.name}"
 
 

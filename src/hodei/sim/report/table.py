@@ -267,7 +267,6 @@ def _dominant_shares(outcomes: Sequence[Outcome], capacity: Resources) -> Floats
 
 
 def used_share(arrays: ResultArrays, resource: str) -> Floats:
-    """The used share of a resource at each sample."""
     capacity = arrays.result.capacity.get(resource, 0)
     used = np.array([sample.used.get(resource, 0) for sample in arrays.result.samples], dtype=np.float64)
     return used / capacity if capacity > 0 else used * 0

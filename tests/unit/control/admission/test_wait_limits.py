@@ -9,7 +9,7 @@ from msgspec import structs
 
 from builders import a_job, a_job_spec
 from hodei.control.explain.why import plan, why
-from hodei.model.array import ArrayElement, expand
+from hodei.model.array import ArrayElement, iter_expanded
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobRequeued, JobSubmitted
@@ -80,7 +80,7 @@ def test_waiting_outside_the_queue_is_not_counted(limit: dict[str, int], outside
     """Both limits are about waiting for capacity. Waiting for dependencies has its own limit (`after.timeout`)."""
     harness = ConfiguredHarness("", *some_nodes(1))
     array: dict[str, Any] = {"array": ArrayElement(0, 0, 2, 1)} if outside == "at_most" else {}
-    first, second = expand([a_job_spec("sweep", **array)], 1) if array else [a_job_spec("a"), a_job_spec("b")]
+    first, second = iter_expanded([a_job_spec("sweep", **array)], 1) if array else [a_job_spec("a"), a_job_spec("b")]
     if outside == "after":
         second = structs.replace(second, after=Dependencies((Dependency("succeeded", job=1, name="a"),)))
     second = structs.replace(second, **limit)

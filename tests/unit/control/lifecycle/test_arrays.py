@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_job_spec, a_node
 from hodei.control.explain.why import why
-from hodei.model.array import ArrayElement, array_environment, expand, first_ids, same_template
+from hodei.model.array import ArrayElement, array_environment, count_jobs, first_ids, iter_expanded, same_template
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, JobSubmitted
 from hodei.model.job import Job
@@ -17,7 +17,7 @@ from unit.control.harness import Harness
 
 def an_array(count: int, at_most: int = 0, first: int = 1, **fields) -> list[JobSubmitted]:
     template = a_job_spec("sweep", array=ArrayElement(0, 0, count, at_most), **fields)
-    return [JobSubmitted(a_job(id, spec=spec)) for id, spec in enumerate(expand([template], first), first)]
+    return [JobSubmitted(a_job(id, spec=spec)) for id, spec in enumerate(iter_expanded([template], first), first)]
 
 
 def states(harness: Harness) -> str:
@@ -173,7 +173,7 @@ def test_the_limit_of_an_array_always_holds_and_is_used(at_most: int, acts):
 def test_elements_share_everything_but_their_index():
     template = a_job_spec("sweep", array=ArrayElement(0, 4, 3, 0, 4, 2))
     plain = a_job_spec("plain")
-    expanded = expand([plain, template, plain], 10)
+    expanded = list(iter_expanded([plain, template, plain], 10))
     assert [spec.array and (spec.array.first, spec.array.index) for spec in expanded] == [
         None, (11, 4), (11, 6), (11, 8), None,
     ]  # fmt: skip
@@ -199,7 +199,7 @@ def test_the_id_of_an_element_follows_from_its_index():
 def test_too_many_jobs_in_one_submission_are_refused():
     template = a_job_spec("sweep", array=ArrayElement(0, 0, 60_000))
     with pytest.raises(InvalidInput, match="120000 jobs at once"):
-        expand([template, template], 1)
+        count_jobs([template, template])
 
 
 def test_an_array_spec_that_was_not_expanded_is_a_plain_job():

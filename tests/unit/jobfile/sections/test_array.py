@@ -8,7 +8,7 @@ from msgspec import structs
 from builders import a_job
 from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import folded_view, job_document, job_view
-from hodei.model.array import ArrayElement, expand
+from hodei.model.array import ArrayElement, iter_expanded
 from hodei.model.errors import InvalidInput
 
 JOB = {"command": ["true"]}
@@ -53,7 +53,7 @@ def test_an_invalid_array_is_refused(value, message: str):
 
 
 def test_elements_of_a_list_have_its_indices_and_are_found_by_them():
-    elements = expand([parse_job(JOB | {"array": "9,1,3,7-9:2"})], 17)
+    elements = list(iter_expanded([parse_job(JOB | {"array": "9,1,3,7-9:2"})], 17))
     assert [spec.array.index for spec in elements] == [1, 3, 7, 9]
     assert elements[2].array.job_of(7) == 19
     with pytest.raises(InvalidInput, match="no element 2"):
@@ -62,14 +62,14 @@ def test_elements_of_a_list_have_its_indices_and_are_found_by_them():
 
 
 def test_the_document_of_an_element_parses_to_that_element():
-    spec = expand([parse_job(JOB | {"array": "0-8:2"})], 17)[3]
+    *_, spec, _ = iter_expanded([parse_job(JOB | {"array": "0-8:2"})], 17)
     parsed = parse_job(job_document(spec))
     assert parsed.array == ArrayElement(0, 6, 1, 0, 6)
     assert structs.replace(parsed, array=None) == structs.replace(spec, array=None)
 
 
 def test_a_folded_array_has_the_id_of_its_first_job_and_its_most_active_state():
-    spec = expand([parse_job(JOB | {"array": 3})], 17)[2]
+    *_, spec = iter_expanded([parse_job(JOB | {"array": 3})], 17)
     job = a_job(19, spec=spec)
     assert job_view(job).array.index == 2
     row = folded_view(job, {"running": 1, "pending": 1, "failed": 1})

@@ -85,7 +85,8 @@ def _refused(pod, storage, *nodes, residents=()):
     pairs = runner.refusals(Volumes(), pod_info.member, table.view(), View(0))
     assert not runner.faults
     found = messages.node_reasons(pairs, pod_info.member, table)
-    return {name: found.of_row(row) for name, row in table.row.items() if found.of_row(row)}
+    by_node = {name: [text for text, mask in found.reasons.items() if mask[row]] for name, row in table.row.items()}
+    return {name: texts for name, texts in by_node.items() if texts}
 
 
 def _node(name, zone="", **fields):
