@@ -98,7 +98,7 @@ def test_a_wrong_clock_at_the_start_holds_retention_and_is_reported(installation
             lambda: next(
                 (c for c in installation.ok("doctor", "-o", "json").json if c["name"] == "retention" and c["fix"]), None
             ),
-            "doctor says that retention is held",
+            "doctor reports that retention is held",
         )
         assert found["level"] == "warning"
         assert "--trust-clock" in found["fix"]
