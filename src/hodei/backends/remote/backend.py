@@ -42,7 +42,7 @@ from hodei.model.usage import RunUsage
 from hodei.ports import Stream
 
 log = logging.getLogger("hodei.agents")
-OFFLINE, REVOKED = "AGENT_OFFLINE", "NODE_REVOKED"
+OFFLINE = "AGENT_OFFLINE"
 HELLO_TIMEOUT_S = 30.0
 USAGE_TIMEOUT_S = 5.0
 # An answer that takes longer is not waited for: the outcome arrives through `observe`.
@@ -130,9 +130,11 @@ class AgentNode:
         """Code and text of why it is not ready; ("", "") if it is."""
         if self.joined.revoked_ms:
             text = f"its credential was revoked at {format_time(self.joined.revoked_ms)}"
-            return REVOKED, f"node {self.name}: {text}"
+            code = "NODE_REVOKED"
+            return code, f"node {self.name}: {text}"
         if not self.ready:
-            return OFFLINE, f"the agent of node {self.name} has been out of reach{self._since}"
+            code = "AGENT_OFFLINE"
+            return code, f"the agent of node {self.name} has been out of reach{self._since}"
         return "", ""
 
 
