@@ -17,8 +17,9 @@ from typing import Any
 
 from agent_host import agent_pid, until
 from hodei.backends.base import BackendContext
+from hodei.backends.edge import EdgeBackend
 from hodei.backends.hosts import HostsBackend
-from hodei.backends.remote.backend import Patience
+from hodei.backends.remote.backend import AgentBackend, Patience
 from hodei.backends.remote.hub import AgentHub
 from hodei.backends.remote.registry import AgentRegistry
 from hodei.runtime.clock import SystemClock
@@ -35,7 +36,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class WaitingBackend(HostsBackend):
+class Waiting(AgentBackend):
     """Is open when every host that has joined is back."""
 
     async def open(self) -> None:
@@ -46,6 +47,15 @@ class WaitingBackend(HostsBackend):
         async with asyncio.timeout(DEADLINE_S):
             while len(self._hub.registry.nodes) > len([node for node in await self.nodes() if node.ready]):
                 await self.nodes_changed()
+
+
+class WaitingBackend(Waiting, HostsBackend):
+    pass
+
+
+class WaitingEdge(Waiting, EdgeBackend):
+    def __init__(self, name: str, context: BackendContext, patience: Patience) -> None:
+        super().__init__(name, context, patience, {})
 
 
 class Agents:
@@ -64,10 +74,12 @@ class Agents:
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
 
-    def backend(self, *, away_ms: int = 20_000, lost_ms: int = 60_000, name: str = "lab") -> WaitingBackend:
+    def backend(
+        self, kind: type[Waiting] = WaitingBackend, *, away_ms: int = 20_000, lost_ms: int = 60_000, name: str = "lab"
+    ) -> Waiting:
         self.epoch += 1
         context = BackendContext("test", self.epoch, self.home / "backends", SystemClock(), agents=self.hub)
-        return WaitingBackend(name, context, Patience(away_ms, lost_ms))
+        return kind(name, context, Patience(away_ms, lost_ms))
 
     async def serve(self) -> None:
         """Start the HTTP server; sessions of an earlier one are over."""

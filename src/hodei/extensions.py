@@ -73,6 +73,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "kubernetes": "hodei.backends.kubernetes",
         "bare_metal": "hodei.backends.bare_metal",
         "command": "hodei.backends.command",
+        "edge": "hodei.backends.edge",
         "hosts": "hodei.backends.hosts",
     },
     STORES: {"sqlite": "hodei.store.sqlite:from_url", "memory": "hodei.store.memory:from_url"},

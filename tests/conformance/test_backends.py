@@ -20,6 +20,7 @@ from docker_backends import a_docker
 from docker_hosts import DockerDaemons
 from hodei.backends.base import BackendContext
 from hodei.backends.docker.backend import CAPABILITIES as DOCKER_CAPABILITIES
+from hodei.backends.edge import EdgeBackend
 from hodei.backends.hpc.pbs import capabilities as pbs_capabilities
 from hodei.backends.hpc.slurm import capabilities as slurm_capabilities
 from hodei.backends.instant import InstantBackend
@@ -30,7 +31,7 @@ from hodei.runtime.clock import SystemClock
 from hodei.testing import BackendConformance
 from hodei.testing.backend import Bench
 from hpc_backends import PbsStandIn, a_slurm
-from joined_agents import Agents
+from joined_agents import Agents, WaitingEdge
 from slurm_cluster import SlurmCluster
 
 
@@ -72,6 +73,13 @@ class TestHosts(BackendConformance):
                 yield bench
         finally:
             await self.agents.close()
+
+
+class TestEdge(TestHosts):
+    capabilities = EdgeBackend.capabilities
+
+    def make_backend(self, home: Path) -> Backend:
+        return self.agents.backend(WaitingEdge)
 
 
 class TestInstant(BackendConformance):
