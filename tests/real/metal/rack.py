@@ -48,14 +48,14 @@ def require_metal() -> Path:
 
 
 class Machine:
-    """`boots` false: it hangs after power on. `ignores_shutdown`: its operating system does. `starts`: how often it was
-    switched on; `forced_off`: how often its power was cut."""
+    """`boots` false: it hangs after power on. `ignores_shutdown`: its operating system does. `stuck`: it cannot even be
+    switched off. `starts`: how often it was switched on; `forced_off`: how often its power was cut."""
 
     def __init__(self, rack: Rack, name: str) -> None:
         self.rack, self.name = rack, name
         self.home = rack.home / f"machine-{name}"
         self.home.mkdir()
-        self.boots, self.ignores_shutdown = True, False
+        self.boots, self.ignores_shutdown, self.stuck = True, False, False
         self.starts, self.forced_off = 0, 0
         self._lock = threading.Lock()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -71,6 +71,8 @@ class Machine:
     def order(self, state: str) -> None:
         if state in ("On", "ForceOn"):
             self.power_on()
+        elif self.stuck:
+            pass
         elif state == "ForceOff":
             self.forced_off += self.is_on
             self.power_off()
