@@ -12,8 +12,8 @@ PARALLEL := -n $(WORKERS) --dist loadgroup
 LOCKED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help hodei venv browser docker slurm hosts kubernetes demo test test-daemons test-all retest unit real coverage real-local real-docker real-slurm \
-	real-kubernetes lint format hooks bench bench-kube fuzz lock sbom wheel release clean
+.PHONY: help hodei venv browser docker slurm metal hosts kubernetes demo test test-daemons test-all retest unit real coverage real-local real-docker real-slurm \
+	real-kubernetes real-metal lint format hooks bench bench-kube fuzz lock sbom wheel release clean
 
 help:  ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ slurm:  ## Slurm for the cluster tests (apt-get, as root)
 hosts:  ## an SSH server for the tests of `hodei host add` (apt-get, as root)
 	@sh scripts/install-sshd.sh
 
+metal:  ## emulators of BMCs for the bare-metal tests (apt-get, as root, and pip)
+	@PYTHON=$(PYTHON) sh scripts/install-metal.sh
+
 kubernetes:  ## a Kubernetes control plane for the tests, built once
 	@sh tests/real/kubernetes/build.sh
 	@sh scripts/build-helm.sh
@@ -58,12 +61,12 @@ kubernetes:  ## a Kubernetes control plane for the tests, built once
 ##@ Test
 
 test: venv  ## the tests that need no daemon of others: unit, properties, goldens, real local servers
-	$(PYTEST) $(PARALLEL) -m 'not docker and not slurm and not kubernetes and not browser'
+	$(PYTEST) $(PARALLEL) -m 'not docker and not slurm and not kubernetes and not metal and not browser'
 
-test-daemons: venv  ## the tests that make test leaves out: Docker, Slurm, Kubernetes, a browser
-	$(PYTEST) $(PARALLEL) -m 'docker or slurm or kubernetes or browser'
+test-daemons: venv  ## the tests that make test leaves out: Docker, Slurm, Kubernetes, BMCs, a browser
+	$(PYTEST) $(PARALLEL) -m 'docker or slurm or kubernetes or metal or browser'
 
-test-all: venv  ## every test, also with Docker, Slurm, Kubernetes, a browser, and the large counts
+test-all: venv  ## every test, also with Docker, Slurm, Kubernetes, BMCs, a browser, and the large counts
 	HODEI_EXAMPLES=$${HODEI_EXAMPLES:-100} $(PYTEST) $(PARALLEL)
 
 retest: venv  ## rerun the few tests that failed, alone, and report the flaky ones
@@ -78,10 +81,10 @@ real: venv  ## the tests that start real servers and processes
 coverage: venv  ## lines and branches that make test reaches, also in servers and agents: htmlcov/index.html
 	rm -f .coverage .coverage.*
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PYTEST) $(PARALLEL) --cov --cov-report=html --cov-report=term:skip-covered \
-	    -m 'not docker and not slurm and not kubernetes and not browser'
+	    -m 'not docker and not slurm and not kubernetes and not metal and not browser'
 
 real-local: venv  ## those that need only this machine
-	$(PYTEST) $(PARALLEL) -m '(real or slow) and not docker and not slurm and not kubernetes and not browser'
+	$(PYTEST) $(PARALLEL) -m '(real or slow) and not docker and not slurm and not kubernetes and not metal and not browser'
 
 real-docker: venv docker  ## those that need Docker
 	$(PYTEST) $(PARALLEL) -m docker
@@ -91,6 +94,9 @@ real-slurm: venv slurm  ## those that need Slurm
 
 real-kubernetes: venv kubernetes  ## those that need Kubernetes
 	$(PYTEST) $(PARALLEL) -m kubernetes
+
+real-metal: venv metal  ## those that need emulators of BMCs
+	$(PYTEST) $(PARALLEL) -m metal
 
 fuzz: venv  ## 10,000 fault runs, on all cores
 	$(BIN)/python -m tools.faults --seeds 10000
