@@ -175,7 +175,11 @@ def test_a_start_that_arrives_after_the_inspection_is_found(daemon, tmp_path, sh
         if not seconds:
             # The inspection after its end finds no container, and the event of its end arrives even later.
             proxy.expect(r"^GET .*/events", before=lambda: time.sleep(0.5), also=True)  # longer than the rest takes
-            proxy.expect(r"^GET .*/json", before=lambda: until_true(lambda: not daemon.containers(), "gone"), also=True)
+            proxy.expect(
+                r"^GET .*/json",
+                before=lambda: until_true(lambda: not daemon.containers(), "the container is removed"),
+                also=True,
+            )
         daemon.request("POST", f"/containers/{container['Id']}/start")
         if not seconds:
             daemon.request("POST", f"/containers/{container['Id']}/wait")

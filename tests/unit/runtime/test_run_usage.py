@@ -1,4 +1,4 @@
-"""Live usage: asked of backends on request, as a rate between two measurements; and the metrics of ended runs."""
+"""Live usage: queried from backends on request, as a rate between two measurements; and the metrics of ended runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Meter:
     def __init__(self, name: str = "local", **can: bool) -> None:
         self.name, self.capabilities = name, Capabilities(**{"run_usage": True, **can})
         self.used: dict[str, RunUsage] = {}
-        self.asked: list[list[str]] = []
+        self.queries: list[list[str]] = []
         self.fail_with: Exception | None = None
 
     async def run_usage(self, runs: Collection[str]) -> dict[str, RunUsage]:
-        self.asked.append(list(runs))
+        self.queries.append(list(runs))
         if self.fail_with is not None:
             raise self.fail_with
         return {run: self.used[run] for run in runs if run in self.used}
@@ -74,16 +74,16 @@ def test_a_fresh_measurement_is_not_repeated():
     first = asyncio.run(reader.read([run]))
     at.s += 1
     assert asyncio.run(reader.read([run])) == first
-    assert meter.asked == [[run.id]]
+    assert meter.queries == [[run.id]]
 
 
-def test_only_backends_that_measure_runs_are_asked_each_for_its_own():
-    here, there, nowhere = running(1), running(2, backend="far"), running(3, backend="gone")
+def test_each_backend_that_measures_runs_is_queried_for_its_own_runs():
+    here, there, nowhere = running(1), running(2, backend="far"), running(3, backend="removed")
     meter, other = Meter(), Meter("far", run_usage=False)
     reader, _ = a_reader(Cluster(here, there, nowhere), meter, other)
     meter.used = {here.id: RunUsage(cpu_ms=1)}
     assert set(asyncio.run(reader.read([here, there, nowhere]))) == {here.id}
-    assert (meter.asked, other.asked) == ([[here.id]], [])
+    assert (meter.queries, other.queries) == ([[here.id]], [])
 
 
 @pytest.mark.parametrize("error", [BackendError("away"), ValueError("a bug")])
