@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
+from hodei.control.explain.why import StartProgress
 from hodei.control.state import ClusterState
 from hodei.model.audit import command_text
 from hodei.model.backend import ExecResult, NodeUsage
 from hodei.model.effects import Act, NodeAct, SaveValue, Stop
 from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound, did_you_mean
-from hodei.model.explanation import BackendQueueEntry, Explanation
+from hodei.model.explanation import BackendQueueEntry
 from hodei.model.facts import EventNoted
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import RUN_ENDED, Run
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("hodei.backend_manager")
 _NOTE = "backends"
 _CLOSE_S = 5.0
+# A start is shown as in doubt when its backend has not answered for this long.
+_DOUBT_AFTER_MS = 2000
 _MAX_NAME = 63
 _QUEUE_INTERVAL_S = 30.0
 _USAGE_INTERVAL_S = 60.0
@@ -129,22 +132,6 @@ class BackendQueries:
         starts, known = await self._backend.expected(), await self._backend.known()
         reasons = {run: seen.reason for run, seen in known.items() if seen.state == "placed"}
         return {run: StartEstimate(starts.get(run, 0), reasons.get(run, "")) for run in starts.keys() | reasons.keys()}
-
-
-def backend_queue(
-    answer: Explanation, runs: Iterable[Run], backends: Mapping[str, Backend], estimates: Mapping[RunId, StartEstimate]
-) -> Explanation:
-    """Adds the backend's own queue to the explanation of a placed job. The gang starts when its last waiting run does."""
-    queues = {name for name, backend in backends.items() if backend.capabilities.delegates}
-    waiting = [run for run in runs if run.state == "placed" and run.backend in queues]
-    if answer.status != "placed" or not waiting:
-        return answer
-    of_run = {run.id: estimates.get(run.id, StartEstimate()) for run in waiting}
-    # Runs without an estimate sort last.
-    last = max(waiting, key=lambda run: (not of_run[run.id].start_ms, of_run[run.id].start_ms, run.id))
-    entry = BackendQueueEntry(last.backend, of_run[last.id].start_ms, of_run[last.id].reason)
-    text = answer.summary.replace(", about to start", f", waits in the queue of backend {entry.backend}", 1)
-    return structs.replace(answer, summary=text, backend_queue=entry)
 
 
 class StoredBackends(Struct, frozen=True):
@@ -527,11 +514,21 @@ class BackendManager:
         """Expected starts of runs in the backends' own queues, where known."""
         return {run: estimate.start_ms for run, estimate in self._start_estimates().items() if estimate.start_ms}
 
-    def with_backend_queue(self, job: JobId, answer: Explanation) -> Explanation:
-        runs = self._service.controller.cluster.runs.get(job, {}).values()
-        if answer.status != "placed":
-            return answer
-        return backend_queue(answer, runs, self.backends, self._start_estimates())
+    def start_progress(self, job: JobId) -> StartProgress:
+        """Of a placed job. A gang starts when its last waiting run does."""
+        placed = [run for run in self._service.controller.cluster.live_runs(job) if run.state == "placed"]
+        since_ms = self._service.clock.now_ms() - _DOUBT_AFTER_MS
+        in_doubt = {run.backend for run in placed if run.placed_ms <= since_ms and self.binder.is_in_doubt(run.id)}
+        waiting = [run for run in placed if run.backend in self.backends]
+        waiting = [run for run in waiting if self.backends[run.backend].capabilities.delegates]
+        if not waiting:
+            return StartProgress(tuple(sorted(in_doubt)))
+        estimates = self._start_estimates()
+        of_run = {run.id: estimates.get(run.id, StartEstimate()) for run in waiting}
+        # Runs without an estimate sort last.
+        last = max(waiting, key=lambda run: (not of_run[run.id].start_ms, of_run[run.id].start_ms, run.id))
+        entry = BackendQueueEntry(last.backend, of_run[last.id].start_ms, of_run[last.id].reason)
+        return StartProgress(tuple(sorted(in_doubt)), entry)
 
     def _start_estimates(self) -> dict[RunId, StartEstimate]:
         return {run: each for managed in self._managed.values() for run, each in managed.queries.queue.answer.items()}

@@ -77,8 +77,6 @@ _RESTORE_BATCH = 1000
 _HISTORY = 5000
 # A plan for more jobs than this runs in a forked child instead of on the loop.
 _MAX_PLANNED_ON_LOOP = 8
-# A start is shown as in doubt when its backend has not answered for this long.
-_DOUBT_AFTER_MS = 2000
 _MAX_BULK_READS = 2
 
 
@@ -476,23 +474,16 @@ class Service:
             )
             known = self.controller.cluster.jobs.get(job)
         elif known is not None:
-            found = explain.why(self.controller, job, self.clock.now_ms())
-            if found is not None and known.state == "scheduled" and (backends := self._backends_in_doubt(job)):
-                found = explain.explain_start_in_doubt(found, backends)
+            progress = self.backend_manager.start_progress(job)
+            found = explain.why(self.controller, job, self.clock.now_ms(), progress)
         if known is None or found is None:
             known = await self.job(job)
             runs = await self.read(self.store.runs, job)
             found = explain.explain_placement(known, runs, self.clock.now_ms(), self.controller.beat_ms)
-        found = self.backend_manager.with_backend_queue(job, structs.replace(found, forecast=self.forecast(known)))
+        found = structs.replace(found, forecast=self.forecast(known))
         if damage := self.damaged_records.escalation_steps(job):
             found = structs.replace(found, escalation_steps=(*found.escalation_steps, *damage))
         return explain_on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
-
-    def _backends_in_doubt(self, job: JobId) -> list[str]:
-        """The backends that have not confirmed the start of the job's runs for a while."""
-        since_ms = self.clock.now_ms() - _DOUBT_AFTER_MS
-        live, binder = self.controller.cluster.live_runs(job), self.backend_manager.binder
-        return sorted({run.backend for run in live if run.placed_ms <= since_ms and binder.is_in_doubt(run.id)})
 
     async def priority(self, job: JobId) -> PriorityBreakdown | None:
         """None for a job that is not in a queue."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from hodei.control.admission.gate import UNAVAILABLE
 from hodei.control.controller import Controller
@@ -31,6 +31,7 @@ from hodei.model.array import shell_reference
 from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.escalation_state import escalation_steps
 from hodei.model.explanation import (
+    BackendQueueEntry,
     Blocker,
     Explanation,
     NearestMiss,
@@ -63,7 +64,25 @@ _DOWN = "see `hodei backend list`; backends are retried automatically, and the j
 _PLANS_WITH_SUGGESTIONS = 5
 
 
-def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
+class StartProgress(Struct, frozen=True):
+    """What is known of the start of a placed job: backends that have not confirmed it (`in_doubt`), and the `queue` of a
+    backend that it waits in."""
+
+    in_doubt: tuple[str, ...] = ()
+    queue: BackendQueueEntry | None = None
+
+    @property
+    def text(self) -> str:
+        if self.in_doubt:
+            names = ", ".join(self.in_doubt)
+            return f"; it is not known whether it has started: backend {names} has not answered yet, and is asked again"
+        return f", waits in the queue of backend {self.queue.backend}" if self.queue is not None else ", about to start"
+
+
+_STARTING = StartProgress()
+
+
+def why(controller: Controller, job: JobId, now_ms: int, progress: StartProgress = _STARTING) -> Explanation | None:
     """For a job that has not ended; None for an unknown one."""
     known = controller.cluster.jobs.get(job)
     if known is None:
@@ -83,11 +102,14 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
         return outside
     if known.state == "pending":
         return _add_timing(controller, known, _waiting(controller, known, now_ms), now_ms)
-    answer = explain_placement(known, list(controller.cluster.runs.get(job, {}).values()), now_ms, controller.beat_ms)
+    runs = list(controller.cluster.runs.get(job, {}).values())
+    answer = explain_placement(known, runs, now_ms, controller.beat_ms, progress)
     return _add_timing(controller, known, answer, now_ms)
 
 
-def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
+def explain_placement(
+    job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0, progress: StartProgress = _STARTING
+) -> Explanation:
     """For a job that was placed at least once: where, and why there. Needs only the job and its runs."""
     gang = list(latest_runs(run for run in runs if run.attempt >= job.first_attempt).values())
     places = tuple(Placement(run.node, run.task, run.member, run.id, run.state, run.decision) for run in gang)
@@ -95,7 +117,7 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
     nodes = sorted({run.node for run in live or gang})
     where = f" on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}" if nodes else ""
     status: Status
-    hint = ""
+    hint, queue = "", None
     if job.state in JOB_ENDED:
         status, code = "ended", job.reason_code or job.state.upper()
         used = efficiency(job.spec, gang, now_ms)
@@ -106,7 +128,8 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
         if job.reason and not job.cancel_requested:
             code, text = job.reason_code, f"{text}: {job.reason}"
     else:
-        status, code, text = "placed", "PLACED", f"placed{where}, about to start"
+        status, code, queue = "placed", "START_IN_DOUBT" if progress.in_doubt else "PLACED", progress.queue
+        text = f"placed{where}{progress.text}"
     notes = dict.fromkeys(run.decision.note for run in gang if run.decision is not None and run.decision.note)
     text = "; ".join([text, *notes])
     if job.cancel_requested and status != "ended":
@@ -114,16 +137,8 @@ def explain_placement(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int =
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, placements=places,
         attempts=job.attempt, hint=hint, scheduler_beat_ms=beat_ms, at_ms=now_ms,
-        escalation_steps=escalation_steps(job.spec, job.escalation_state),
+        escalation_steps=escalation_steps(job.spec, job.escalation_state), backend_queue=queue,
     )  # fmt: skip
-
-
-def explain_start_in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
-    """For a placed job whose start these backends have not confirmed."""
-    text = f"it is not known whether it has started: backend {', '.join(backends)} has not answered yet, and is asked again"
-    return structs.replace(
-        found, code="START_IN_DOUBT", summary=f"{found.summary.removesuffix(', about to start')}; {text}"
-    )
 
 
 def plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builders import a_node
-from hodei.control.explain.why import explain_start_in_doubt, why
+from hodei.control.explain.why import StartProgress, why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.resources import format_time
 from hodei.plugins.registry import build_profile
@@ -101,7 +101,8 @@ def test_a_spilled_job_is_explained_with_its_wait():
 def test_a_start_in_doubt_is_reported():
     harness = a_harness(4)
     harness.submit(1)
-    explanation = explain_start_in_doubt(_why(harness), ["slurm1"])
+    explanation = why(harness.controller, 1, harness.now_ms, StartProgress(("slurm1",)))
+    assert explanation is not None
     assert explanation.code == "START_IN_DOUBT"
     assert explanation.summary.startswith(
         "placed on n1; it is not known whether it has started: backend slurm1 has not answered"
