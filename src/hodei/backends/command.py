@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from msgspec import Struct
 from hodei.backends.base import BackendContext
 from hodei.backends.remote.backend import Patience
 from hodei.backends.remote.machines import Join, Machine, MachineBackend, MachineState
+from hodei.backends.remote.registry import check_node_name
 from hodei.model.capacity import NO_CAPACITY
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused, InvalidInput
 from hodei.model.ids import NodeName
@@ -139,10 +141,25 @@ class CommandProvider:
 
     async def _run(self, what: str, command: Sequence[str], document: Any = None) -> bytes:
         """Its output. Secrets go through its standard input, never through its arguments."""
+        # Files, not pipes: what the program leaves running may keep its output open.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = await self._run_to_end(what, command, document, out, err)
+            out.seek(0)
+            err.seek(0)
+            output, words = out.read(MAX_OUTPUT + 1), err.read(MAX_OUTPUT).decode(errors="replace").strip()[-300:]
+        if code:
+            text = f"`{what}` of backend {self._name} ended with {code}"
+            # A start that failed may have started some of them.
+            raise BackendError(f"{text}: {words}" if words else text, code=IN_DOUBT if what == "start" else "")
+        if len(output) > MAX_OUTPUT:
+            raise BackendError(f"`{what}` of backend {self._name} printed more than {MAX_OUTPUT >> 20} MiB")
+        return output
+
+    async def _run_to_end(self, what: str, command: Sequence[str], document: Any, out: Any, err: Any) -> int:
         env = {name: value for name, value in os.environ.items() if name in _ENV}
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                *command, stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err,
                 env={**env, "HODEI_BACKEND": self._name}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -152,7 +169,7 @@ class CommandProvider:
         given = b"" if document is None else json.dumps(document).encode()
         try:
             async with asyncio.timeout(self._timeout_s):
-                out, err = await process.communicate(given)
+                await process.communicate(given)
         except TimeoutError:
             text = f"`{what}` of backend {self._name} did not end within {self._timeout_s:g} s and was killed"
             raise BackendError(text, code=IN_DOUBT if what == "start" else "") from None
@@ -160,14 +177,7 @@ class CommandProvider:
             if process.returncode is None:
                 _kill_group(process.pid)
                 await process.wait()
-        if process.returncode:
-            words = err.decode(errors="replace").strip()[-300:]
-            text = f"`{what}` of backend {self._name} ended with {process.returncode}"
-            # A start that failed may have started some of them.
-            raise BackendError(f"{text}: {words}" if words else text, code=IN_DOUBT if what == "start" else "")
-        if len(out) > MAX_OUTPUT:
-            raise BackendError(f"`{what}` of backend {self._name} printed more than {MAX_OUTPUT >> 20} MiB")
-        return out
+        return process.returncode or 0
 
 
 def _kill_group(pid: int) -> None:
@@ -179,6 +189,7 @@ def _kill_group(pid: int) -> None:
 
 def _machine(listed: Listed, price: float) -> Machine:
     """InvalidInput for a value that cannot be read."""
+    check_node_name(listed.name)
     amounts = {CPU: listed.cpu, MEMORY: listed.memory, STORAGE: listed.storage, GPU: listed.gpu}
     capacity = {name: parse_quantity(amount, scale=scale_of(name)) for name, amount in amounts.items() if amount}
     if not 0 <= price <= 1e6 or not 0 <= listed.losses_per_hour <= 1e6:
