@@ -58,14 +58,19 @@ class NodeOrders:
 
     async def _carry_out(self) -> None:
         while self._wanted:
-            # Releases first: they save money, and may make capacity for what is wanted.
-            released = [node for node, wanted in self._wanted.items() if not wanted]
-            if released:
-                async with asyncio.timeout(CALL_TIMEOUT_S):
-                    await self._release(released)
-                self._done(released, wanted=False)
-                continue
-            await self._want(list(self._wanted))
+            # Releases first: they save money, and may make capacity for what is wanted. One that fails delays no start.
+            problem: Exception | None = None
+            if released := [node for node, wanted in self._wanted.items() if not wanted]:
+                try:
+                    async with asyncio.timeout(CALL_TIMEOUT_S):
+                        await self._release(released)
+                    self._done(released, wanted=False)
+                except (BackendError, OSError, TimeoutError) as error:
+                    problem = error
+            if wanted := [node for node, is_wanted in self._wanted.items() if is_wanted]:
+                await self._want(wanted)
+            if problem is not None:
+                raise problem
 
     async def _release(self, nodes: list[NodeName]) -> None:
         try:
