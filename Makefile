@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks tools
+CODE := src tests benchmarks tools scripts examples
 PYTEST := $(BIN)/python -m pytest
 # Tests run on this many processes; a daemon (Docker, Slurm, Kubernetes) belongs to one of them.
 WORKERS ?= auto
@@ -114,7 +114,7 @@ format: venv  ## format the code with ruff
 	$(BIN)/ruff format $(CODE)
 
 hooks: venv  ## install the pre-commit hooks
-	$(BIN)/python -m pip install -q pre-commit
+	$(BIN)/python -m pip install -q 'pre-commit>=4'
 	$(BIN)/pre-commit install
 
 ##@ Measure

@@ -60,13 +60,15 @@ def test_every_suite_has_a_workflow_job():
         assert re.search(rf"[\[ ]{target}\b", called), target
 
 
-def test_hooks_run_make_targets():
-    for repo in yaml.safe_load(HOOKS.read_text())["repos"]:
+def test_hooks_run_make_targets_in_stages_that_are_installed():
+    hooks = yaml.safe_load(HOOKS.read_text())
+    for repo in hooks["repos"]:
         assert repo["repo"] == "local"
         for hook in repo["hooks"]:
             make, target = hook["entry"].split()
             assert make == "make"
             assert target in TARGETS
+            assert set(hook.get("stages", hooks["default_stages"])) <= set(hooks["default_install_hook_types"])
 
 
 def test_help_shows_every_target():
