@@ -56,7 +56,7 @@ def test_workflows_run_make_targets_and_nothing_else(path: Path):
 
 def test_every_suite_has_a_workflow_job():
     called = " ".join(path.read_text() for path in WORKFLOWS)
-    for target in ("lint", "unit", "real-local", "real-docker", "real-slurm", "real-kubernetes", "fuzz"):
+    for target in ("lint", "unit", "real-local", "real-docker", "real-slurm", "real-kubernetes", "real-metal", "fuzz"):
         assert re.search(rf"[\[ ]{target}\b", called), target
 
 
