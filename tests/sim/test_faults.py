@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from hodei.control.capacity.scaling import NodeScaling
 from hodei.control.controller import Controller
 from hodei.control.lifecycle import runs as lifecycle_runs
 from hodei.control.lifecycle.gangs import Gangs
@@ -42,6 +43,28 @@ TRIED = 120
 def test_two_hundred_seeds_run_clean(first):
     wrong = [verdict.problem for seed in range(first, first + 50) if (verdict := try_seed(seed)).problem]
     assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_seeds_with_nodes_that_come_and_go_run_clean():
+    wrong = [verdict.problem for seed in range(60) if (verdict := try_seed(seed, elastic=True)).problem]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_a_node_that_is_never_released_is_found(monkeypatch):
+    monkeypatch.setattr(NodeScaling, "_spare", lambda scaling, order: False)
+    assert any(try_seed(seed, elastic=True).problem for seed in range(12))
+
+
+def test_a_release_of_a_node_in_use_is_found(monkeypatch):
+    def release(scaling, run, spec):
+        order = scaling._cluster.node_orders.get(run.node)
+        if order is not None and order.phase == "ready":
+            scaling._release(order, run.placed_ms, "a planted bug")
+
+    opened = NodeScaling._run_opened
+    monkeypatch.setattr(NodeScaling, "_run_opened", lambda s, run, spec: (opened(s, run, spec), release(s, run, spec)))
+    assert any(try_seed(seed, elastic=True).problem for seed in range(12))
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

@@ -8,7 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import Act, Forget, SaveEvent, SaveJob, SaveRun, Start, Stop
+from hodei.model.capacity import NodeOrder
+from hodei.model.effects import (
+    Act,
+    Forget,
+    ReleaseNodes,
+    SaveEvent,
+    SaveJob,
+    SaveNodeOrder,
+    SaveRun,
+    Start,
+    Stop,
+    WantNodes,
+)
 from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import JOB_ENDED, RUN_ENDED, RUN_TRANSITIONS, Job, Run
@@ -33,6 +45,7 @@ class Auditor:
         self.ended: dict[RunId, Run] = {}
         self.offered: dict[NodeName, Node] = {}
         self.overrides: dict[NodeName, Overrides] = {}
+        self.node_orders: dict[NodeName, NodeOrder] = {}
         self.last_event = 0
         self._reserves_starts = reserves_starts
         self._reserved: dict[JobId, int] = {}
@@ -67,6 +80,10 @@ class Auditor:
         for save in step.saves:
             if isinstance(save, SaveJob):
                 self._job(save, again)
+            elif isinstance(save, SaveNodeOrder):
+                self.node_orders.pop(save.order.name, None)
+                if not save.deleted:
+                    self.node_orders[save.order.name] = save.order
             elif isinstance(save, SaveEvent):
                 require(save.event.seq == self.last_event + 1, f"event {save.event.seq} follows {self.last_event}")
                 self.last_event = save.event.seq
@@ -121,6 +138,14 @@ class Auditor:
                 require(stopped is not None and stopped.stop_reason, f"run {act.run} is stopped and that is not stored")
             elif isinstance(act, Forget):
                 require(act.run not in self.live, f"run {act.run} is forgotten alive")
+            elif isinstance(act, WantNodes):
+                for name in act.nodes:
+                    order = self.node_orders.get(name)
+                    require(order and order.phase == "starting", f"{name} is ordered and that is not stored: {order}")
+            elif isinstance(act, ReleaseNodes):
+                for name in act.nodes:
+                    here = [run.id for run in self.live.values() if run.node == name]
+                    require(not here, f"{name} is released and {here} are live on it")
 
     def _gangs(self, started: Sequence[Run]) -> None:
         for id in sorted({run.job for run in started}):
@@ -165,6 +190,8 @@ class Auditor:
             task = spec.task_of(run.member)
             broken = rules.refusals(spec, task, node, self.overrides.get(node.name, Overrides()))
             require(not broken, f"{run.id} was put on {run.node}: {', '.join(broken)}")
+            order = self.node_orders.get(run.node)
+            require(order is None or order.phase == "ready", f"{run.id} was put on {run.node}, which is {order}")
             require(not (text := rules.wrong_grant(task, run.grant)), f"{run.id}: {text}")
 
     def _check_reservations(self, started: Sequence[Run], now_ms: int) -> None:
@@ -191,6 +218,9 @@ class Auditor:
                 require(known is None, f"job {id} has {job.state} and is still known")
             else:
                 require(known == job, f"the controller knows another job {id} than the store")
+        stored_orders = {order.name: order for order in store.node_orders()}
+        require(cluster.node_orders == self.node_orders, "the controller has other node orders than were committed")
+        require(stored_orders == self.node_orders, "node orders are not stored as they were committed")
         live = {run.id: run for runs in cluster.runs.values() for run in runs.values() if run.state not in RUN_ENDED}
         require(live == self.live, f"live runs differ: {sorted(live.keys() ^ self.live.keys())}")
         self._check_queues(controller)

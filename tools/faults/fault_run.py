@@ -7,7 +7,11 @@ from random import Random
 
 from msgspec import structs
 
+from hodei.control.capacity.planner import plan_capacity
+from hodei.control.clone import clone_controller
+from hodei.control.controller import Controller
 from hodei.model.facts import (
+    CapacityPlanned,
     Fact,
     JobCancelled,
     JobCheckpointRequested,
@@ -22,9 +26,10 @@ from hodei.model.facts import (
 )
 from hodei.model.job import JOB_ENDED, Job
 from hodei.store.memory import MemoryStore
-from tools.faults import rules
+from tools.faults import cloud, rules
 from tools.faults.audit import Auditor, require
 from tools.faults.backend import NEVER, FakeBackend
+from tools.faults.cloud import CloudBackend
 from tools.faults.server import Crashed, Server
 from tools.faults.setup import TAINTS, Chance, InvariantViolated, draw_duration_ms, draw_setup, draw_spec
 
@@ -34,9 +39,10 @@ _MAX_QUIET_STEPS = 600
 
 
 class FaultRun:
-    """`step` counts the steps; `recent` has the last facts and acts, for the report of a failure."""
+    """`step` counts the steps; `recent` has the last facts and acts, for the report of a failure. `elastic`: one more backend
+    has nodes that are ordered and released."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, elastic: bool = False) -> None:
         rng = self._rng = Random(seed)
         self.seed, self.now_ms, self.step = seed, BEGIN_MS, 0
         self.recent: deque[tuple[int, int, object]] = deque(maxlen=_RECENT)
@@ -49,6 +55,14 @@ class FaultRun:
             name: FakeBackend(name, nodes, self._chance, lambda spec: draw_duration_ms(rng, spec, setup.calm))
             for name, nodes in by_backend.items()
         }
+        self._planned_ms = BEGIN_MS
+        if elastic and not setup.calm:
+            own = Random(f"{seed} elastic")
+            setup.cloud = cloud.draw_nodes(own)
+            setup.odds |= {fault: odds for fault, odds in cloud.FAULTS.items() if own.random() < 0.6}
+            self.backends[cloud.CLOUD] = CloudBackend(
+                setup.cloud, self._chance, lambda spec: draw_duration_ms(rng, spec, setup.calm)
+            )
         self.auditor = Auditor(reserves_starts=setup.calm)
         self.server = Server(setup, MemoryStore(), self.backends, self._chance)
         self._to_come = setup.jobs
@@ -68,10 +82,20 @@ class FaultRun:
         try:
             if not self._chance.over:
                 self._act_as_users()
+            self._plan_capacity()
             self._serve()
         except Crashed as crash:
             self._note(f"the server crashed: {crash}")
             self._restart()
+
+    def _plan_capacity(self) -> None:
+        """The plan of a server is made beside it, so it is applied later and may be outdated by then."""
+        controller = self.server.controller
+        if self.setup.cloud and self.now_ms >= self._planned_ms + cloud.INTERVAL_MS:
+            self._planned_ms = self.now_ms
+            plan = plan_capacity(clone_controller(controller), self.now_ms)
+            if not controller.scaling.is_known(plan):
+                self._send([CapacityPlanned(plan)])
 
     def _serve(self) -> None:
         server = self.server
@@ -124,6 +148,8 @@ class FaultRun:
         due.append(self._next_arrival_ms if self._to_come else NEVER)
         if self.server.inbox or any(link.orders or not link.up for link in self.server.links.values()):
             due.append(self.now_ms + (0 if self.setup.calm else rng.randint(0, 500)))
+        if self.setup.cloud and self._unfinished():
+            due.append(self._planned_ms + cloud.INTERVAL_MS)
         self.now_ms = max(self.now_ms, min(min(due), self.now_ms + 60_000))
         if self._chance("step comes late"):
             self.now_ms += rng.randint(1, 5000)
@@ -145,6 +171,10 @@ class FaultRun:
             name = rng.choice(list(backend.offered))
             node = backend.offered[name]
             backend.offered[name] = structs.replace(node, ready=not node.ready)
+        if isinstance(backend, CloudBackend) and (on := backend.on) and chance("node is taken back"):
+            name = rng.choice(on)
+            backend.lose_node(name, self.now_ms)
+            self._note(f"{name} is taken back")
         if not backend.reachable:
             backend.reachable = rng.random() < 0.3
         elif chance("backend away"):
@@ -228,7 +258,7 @@ class FaultRun:
         self._check_nothing_left()
 
     def _undo_user_changes(self) -> None:
-        for node in self.setup.nodes:
+        for node in (*self.setup.nodes, *self.setup.cloud):
             self._send([NodeOverridden(node.name, cordon=False, remove_taints=TAINTS)])
         for job in self.auditor.jobs.values():
             if job.state == "held" or job.suspend_requested:
@@ -251,6 +281,8 @@ class FaultRun:
             return False  # reconciled with a response from before the nodes came back
         if any(backend.next_ms() < NEVER for backend in self.backends.values()):
             return False
+        if auditor.node_orders or self._may_order(server.controller):
+            return False  # they are released when they are idle
         if auditor.live:
             unknown = [id for id, run in auditor.live.items() if id not in self.backends[run.backend].journal]
             raise InvariantViolated(
@@ -267,6 +299,14 @@ class FaultRun:
             if job.state == "pending" and (job.not_before_ms > self.now_ms or job.move)
         ]
         return not late and not controller.gangs.repairs and not controller.preemption.holds and wake_ms > self.now_ms
+
+    def _may_order(self, controller: Controller) -> bool:
+        """Whether pending jobs may get nodes: in the next plan, or when a group is tried again."""
+        if not self.setup.cloud or not any(controller.pending().values()):
+            return False
+        if any(found.until_ms > self.now_ms for found in controller.scaling.set_aside.values()):
+            return True
+        return bool(plan_capacity(clone_controller(controller), self.now_ms).order)
 
     def _unschedulable(self) -> list[int]:
         """Pending jobs on the idle cluster. Raises InvariantViolated if one of them fits."""
@@ -292,6 +332,9 @@ class FaultRun:
             require(not strange, f"at the end {link.backend.name} still has observations: {strange}")
             link.send_orders(self.now_ms)
             require(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} forever")
+            if isinstance(link.backend, CloudBackend):
+                require(not link.backend.on, f"{link.backend.on} are on and nothing needs them")
+        require(not cluster.node_orders, f"node orders are left: {sorted(cluster.node_orders)}")
         require(not self._unfinished(), f"not ended: {self._unfinished()}")
         require(
             not controller.relocation.held,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import structs
+
 from hodei.model.facts import NodeOverridden
 from hodei.model.job import JobSpec, TaskSpec, Toleration
 from hodei.model.node import Grant, Node, Taint
@@ -37,6 +39,8 @@ def refusals(spec: JobSpec, task: TaskSpec, node: Node, overrides: Overrides) ->
     broken = []
     if not node.ready:
         broken.append("it is not ready")
+    if node.phase != "ready":
+        broken.append(f"it is {node.phase}")
     if node.cordoned or overrides.cordoned:
         broken.append("it is cordoned")
     broken += [f"{key}={value}" for key, value in task.node_selector.items() if node.labels.get(key) != value]
@@ -124,6 +128,8 @@ def _find_placement(
         return True
     task = gang[0]
     for node in nodes:
+        if node.phase == "potential":
+            node = structs.replace(node, phase="ready")  # it would be ordered
         if refusals(spec, task, node, overrides.get(node.name, Overrides())):
             continue
         if not overcommitted(node, [*taken[node.name], task.request]):

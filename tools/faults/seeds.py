@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing import get_context
 
 import click
@@ -33,8 +34,8 @@ class Verdict(Struct, frozen=True):
     problem: str = ""
 
 
-def try_seed(seed: int) -> Verdict:
-    run = FaultRun(seed)
+def try_seed(seed: int, *, elastic: bool = False) -> Verdict:
+    run = FaultRun(seed, elastic=elastic)
     try:
         # Collections take a tenth of the time; the little garbage is collected with the next seed.
         gc.disable()
@@ -52,7 +53,8 @@ def _report(run: FaultRun, problem: str) -> str:
     setup = "calm" if run.setup.calm else ", ".join(sorted(run.setup.odds))
     lines = [f"seed {run.seed}, step {run.step}: {problem}", f"  setup: {setup}", "  the last facts and acts:"]
     lines += [f"  {step:4} {at_ms / 1000:10.3f} s  {describe(what)}" for step, at_ms, what in run.recent]
-    return "\n".join([*lines, f"  reproduce: python -m tools.faults --seed {run.seed}"])
+    elastic = " --elastic" if run.setup.cloud else ""
+    return "\n".join([*lines, f"  reproduce: python -m tools.faults --seed {run.seed}{elastic}"])
 
 
 def describe(what: object) -> str:
@@ -91,12 +93,12 @@ def _node(node: Node) -> str:
     return " ".join([*parts, "" if node.ready else "NOT READY", "sockets" if node.sockets else ""]).strip()
 
 
-def run_seeds(seeds: Sequence[int], jobs: int, max_reports: int = 5) -> int:
+def run_seeds(seeds: Sequence[int], jobs: int, max_reports: int = 5, *, elastic: bool = False) -> int:
     """Returns the number of failed seeds; reports the first few."""
     began = reported = time.monotonic()
     done = steps = failed = 0
     with get_context("spawn").Pool(jobs) as pool:
-        for verdict in pool.imap_unordered(try_seed, seeds, chunksize=_CHUNK):
+        for verdict in pool.imap_unordered(partial(try_seed, elastic=elastic), seeds, chunksize=_CHUNK):
             done, steps = done + 1, steps + verdict.steps
             if verdict.problem:
                 failed += 1
@@ -118,12 +120,13 @@ def run_seeds(seeds: Sequence[int], jobs: int, max_reports: int = 5) -> int:
 @click.option("--first", type=int, default=0, show_default=True, help="The first of them.")
 @click.option("--seed", type=int, help="Only this seed, in this process.")
 @click.option("--jobs", type=int, default=os.cpu_count() or 1, help="Number of processes.")
-def faults(seeds: int, first: int, seed: int | None, jobs: int) -> int:
+@click.option("--elastic", is_flag=True, help="One more backend has nodes that are ordered and released.")
+def faults(seeds: int, first: int, seed: int | None, jobs: int, elastic: bool) -> int:
     if seed is not None:
-        verdict = try_seed(seed)
+        verdict = try_seed(seed, elastic=elastic)
         print(verdict.problem or f"seed {seed}: clean, {verdict.steps} steps")
         return 1 if verdict.problem else 0
-    failed = run_seeds(range(first, first + seeds), max(jobs, 1))
+    failed = run_seeds(range(first, first + seeds), max(jobs, 1), elastic=elastic)
     print(f"{seeds} seeds from {first}: {failed} failed" if failed else f"{seeds} seeds: all clean")
     return 1 if failed else 0
 

@@ -13,14 +13,25 @@ from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.runs import START_FAILED, reconcile
-from hodei.model.effects import Act, Forget, Save, Start, Stop, WithdrawStop
+from hodei.model.effects import Act, Forget, NodeAct, Save, Start, Stop, WantNodes, WithdrawStop
 from hodei.model.errors import BackendRefused, StaleEpoch, Unavailable
-from hodei.model.facts import Fact, JobRestored, NodeJoined, NodeLost, OverridesRestored, RunObserved, StopWithdrawn
+from hodei.model.facts import (
+    Fact,
+    JobRestored,
+    NodeJoined,
+    NodeLost,
+    NodeOrderRestored,
+    NodeRefused,
+    OverridesRestored,
+    RunObserved,
+    StopWithdrawn,
+)
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
 from hodei.store.memory import MemoryStore
 from tools.faults.backend import FakeBackend
+from tools.faults.cloud import POLICY, CloudBackend
 from tools.faults.setup import Chance, FaultSetup, InvariantViolated
 
 
@@ -45,7 +56,11 @@ class Link:
     def poll_nodes(self) -> list[Fact]:
         found = dict(self.backend.offered)
         facts: list[Fact] = [NodeJoined(node) for name, node in found.items() if self._nodes.get(name) != node]
-        facts += [NodeLost(name, "no longer offered by its backend") for name in self._nodes if name not in found]
+        facts += [
+            NodeLost(name, "no longer offered by its backend", reclaimed=node.spot)
+            for name, node in self._nodes.items()
+            if name not in found
+        ]
         self._nodes = found
         return facts
 
@@ -94,12 +109,20 @@ class Link:
         self.orders = kept
         return [StopWithdrawn(run)]
 
-    def send_orders(self, now_ms: int) -> list[RunObserved]:
-        """Starts, then stops, then forgets. A kind whose reply is lost is sent again completely."""
-        failed: list[RunObserved] = []
+    def send_orders(self, now_ms: int) -> list[Fact]:
+        """Orders of nodes, then starts, stops and forgets. A kind whose reply is lost is sent again completely."""
+        failed: list[Fact] = []
         if not self.backend.reachable:
             return failed
         acts, self.orders = self.orders, []
+        node_acts = [act for act in acts if isinstance(act, NodeAct)]
+        acts = [act for act in acts if not isinstance(act, NodeAct)]
+        while node_acts:
+            failed += self._order_nodes(node_acts[0], now_ms)
+            if self._chance("reply is lost"):
+                self.orders = [*node_acts, *acts]
+                return []
+            node_acts.pop(0)
         starts = [act for act in acts if isinstance(act, Start)]
         others: list[Act] = [act for act in acts if not isinstance(act, Start)]
         refused = set[RunId]()
@@ -107,7 +130,7 @@ class Link:
             if self._chance("reply is lost"):
                 # Which of them were accepted is unknown; the first ones were.
                 self.orders = acts
-                return []
+                return [fact for fact in failed if isinstance(fact, NodeRefused)]
             if start.run.id in self._not_started or start.run.id in refused:
                 continue
             error = self.backend.start(start, now_ms)
@@ -131,6 +154,17 @@ class Link:
                 self.backend.forget(act)
         return failed
 
+    def _order_nodes(self, act: Act, now_ms: int) -> list[Fact]:
+        backend = self.backend
+        assert isinstance(backend, CloudBackend)
+        assert isinstance(act, NodeAct)
+        if isinstance(act, WantNodes):
+            answers = [backend.want(name, now_ms) for name in act.nodes]
+            return [answer for answer in answers if answer is not None]
+        for name in act.nodes:
+            backend.release(name, now_ms)
+        return []
+
 
 class Server:
     def __init__(
@@ -148,11 +182,13 @@ class Server:
             preemption=PreemptionPolicy(enabled=setup.preempts, min_runtime_ms=setup.min_runtime_ms),
             last_event=opened.last_event,
             max_tries=setup.max_tries,
+            capacity=POLICY,
         )
 
     def stored_facts(self) -> list[Fact]:
         facts: list[Fact] = [OverridesRestored(overrides) for overrides in self.store.overrides()]
-        return facts + [JobRestored(job, runs) for job, runs in self.store.active()]
+        facts += [JobRestored(job, runs) for job, runs in self.store.active()]
+        return facts + [NodeOrderRestored(order) for order in self.store.node_orders()]
 
     def decide(self, now_ms: int) -> tuple[list[Fact], Step]:
         facts, self.inbox = self.inbox, []

@@ -79,6 +79,7 @@ class FaultSetup(Struct):
     preempts: bool
     min_runtime_ms: int
     max_tries: int
+    cloud: list[Node] = []
 
 
 def draw_setup(rng: Random) -> FaultSetup:
