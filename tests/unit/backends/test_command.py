@@ -44,7 +44,7 @@ def error_of(work: Any) -> BackendError:
     return caught.value
 
 
-JOINS = {name: Join(name, "https://hodei.example", f"hde_secret_of_{name}") for name in ("m1", "m2")}
+JOINS = {name: Join(name, "https://hodei.example", f"hode_secret_of_{name}") for name in ("m1", "m2")}
 
 
 def test_machines_are_read_with_their_prices() -> None:
@@ -135,12 +135,12 @@ def test_tokens_go_through_standard_input_only(tmp_path: Path, monkeypatch: pyte
     script = f'cat >{seen}.in; echo "$@" >{seen}.args; env >{seen}.env'
     assert asyncio.run(provider(start=sh(script)).start(JOINS)) == {}
     assert json.loads(Path(f"{seen}.in").read_text()) == {
-        "machines": [{"name": n, "url": "https://hodei.example", "token": f"hde_secret_of_{n}"} for n in ("m1", "m2")]
+        "machines": [{"name": n, "url": "https://hodei.example", "token": f"hode_secret_of_{n}"} for n in ("m1", "m2")]
     }
     assert Path(f"{seen}.args").read_text() == "m1 m2\n"
     env = Path(f"{seen}.env").read_text()
     assert "HODEI_BACKEND=lab" in env
-    assert "hde_secret" not in env
+    assert "hode_secret" not in env
     assert "token-of-the-server" not in env
 
 
