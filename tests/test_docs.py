@@ -1,13 +1,13 @@
-"""The documentation is true: its examples parse or run, its links lead somewhere, its tables hold what the code holds.
+"""The documentation is correct: examples parse or run, links have targets, tables have the entries of the code.
 
 A fenced block may have a comment on the line before it:
 
     <!-- run -->                 console: every `$ ` line is run by a real shell; python: run against a real server
-    <!-- file: NAME -->          written to NAME in the directory where the page's commands are run
-    <!-- not a job -->           YAML of something else; `<!-- not a configuration -->`: TOML of something else
+    <!-- file: NAME -->          written to NAME in the directory in which the commands of the page run
+    <!-- not a job -->           YAML that is not a job; `<!-- not a configuration -->`: TOML that is not a configuration
 
-In a console block `…` stands for any text, alone on a line for any lines; spaces count as one; `# exit code 5` behind
-a command says how it ends (0 if nothing is said); a command without lines after it may say what it likes.
+In a console block `…` matches any text, and alone on a line any lines; several spaces match one. `# exit code 5` after a
+command is its expected exit code (default 0). The output of a command without lines after it is not checked.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import msgspec
 import pytest
 
 from hodei.backends.registry import KINDS
+from hodei.configuration import load_config, node_offer
 from hodei.jobfile.parse import parse_job
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import Config
@@ -33,7 +34,8 @@ from hodei.model.job import JOB_ENDED
 from hodei.plugins import registry
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.observers import Observers
-from hodei.wiring import load_config, make_controller, node_offer
+from hodei.wiring import make_controller
+from real.conftest import installation as installation  # a fixture
 from real.installation import Installation
 
 ROOT = Path(__file__).parents[1]
@@ -77,8 +79,10 @@ def blocks_of(page: Path) -> Iterator[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-def blocks(language: str, but: str = "") -> list[Any]:
-    return [pytest.param(b, id=str(b)) for b in BLOCKS if b.language == language and (not but or b.comment != but)]
+def blocks(language: str, without: str = "") -> list[Any]:
+    """The blocks of a language, without those that have this comment."""
+    found = [block for block in BLOCKS if block.language == language and (not without or block.comment != without)]
+    return [pytest.param(block, id=str(block)) for block in found]
 
 
 def pages_that_run(language: str) -> list[Any]:
@@ -86,18 +90,18 @@ def pages_that_run(language: str) -> list[Any]:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
-def words(page: Path) -> str:
+def prose(page: Path) -> str:
     """The page without its fenced blocks."""
     return re.sub(r"(?ms)^ *```.*?^ *```\s*$", "", page.read_text())
 
 
-@pytest.mark.parametrize("block", blocks("yaml", but="not a job"))
-def test_a_job_in_the_documentation_is_a_job(block: Block) -> None:
+@pytest.mark.parametrize("block", blocks("yaml", without="not a job"))
+def test_a_job_in_the_documentation_is_valid(block: Block) -> None:
     for document in load_yaml(block.text, name=str(block)):
         assert parse_job(document, now_ms=1).tasks
 
 
-@pytest.mark.parametrize("block", blocks("toml", but="not a configuration"))
+@pytest.mark.parametrize("block", blocks("toml", without="not a configuration"))
 def test_a_configuration_in_the_documentation_can_be_loaded(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(block.text)
@@ -110,7 +114,7 @@ def test_a_configuration_in_the_documentation_can_be_loaded(block: Block, tmp_pa
 
 
 @pytest.mark.parametrize("block", [p for p in blocks("toml") if p.values[0].comment == "not a configuration"])
-def test_other_toml_is_toml(block: Block) -> None:
+def test_other_toml_is_valid(block: Block) -> None:
     assert tomllib.loads(block.text)
 
 
@@ -119,54 +123,45 @@ def test_python_in_the_documentation_compiles(block: Block) -> None:
     compile(block.text, str(block), "exec")
 
 
-def test_no_block_names_a_comment_that_nobody_understands() -> None:
+def test_the_comment_of_every_block_is_known() -> None:
     known = {"", "run", "not a job", "not a configuration"}
-    odd = [str(b) for b in BLOCKS if b.comment not in known and not b.comment.startswith("file: ")]
-    assert odd == []
+    unknown = [str(block) for block in BLOCKS if block.comment not in known and not block.comment.startswith("file: ")]
+    assert unknown == []
 
 
 class Command(NamedTuple):
     line: str
     code: int
-    says: list[str]
+    expected: list[str]
 
 
 def commands_of(block: Block) -> Iterator[Command]:
-    line, says = "", list[str]()
+    line, expected = "", list[str]()
     for text in [*block.text.splitlines(), "$ "]:
         if text.startswith("$ "):
             if line:
                 wanted = re.search(r"# exit code (\d+)\s*$", line)
-                yield Command(line, int(wanted[1]) if wanted else 0, says)
-            line, says = text[2:], []
-        elif text.startswith("> ") and not says:
+                yield Command(line, int(wanted[1]) if wanted else 0, expected)
+            line, expected = text[2:], []
+        elif text.startswith("> ") and not expected:
             line = f"{line}\n{text[2:]}"
         elif text.strip():
-            says.append(text)
+            expected.append(text)
 
 
-def matches(wanted: list[str], said: str) -> bool:
+def matches(expected: list[str], output: str) -> bool:
     parts = []
-    for line in wanted:
+    for line in expected:
         if line.strip() == "…":
             parts.append(r"(?:[^\n]*\n)*?")
         else:
             parts.append(r"[^\n]*".join(re.escape(piece) for piece in _one_space(line).split("…")) + "\n")
-    lines = [_one_space(line) for line in said.splitlines() if line.strip()]
+    lines = [_one_space(line) for line in output.splitlines() if line.strip()]
     return re.fullmatch("".join(parts), "".join(line + "\n" for line in lines)) is not None
 
 
 def _one_space(line: str) -> str:
     return " ".join(line.split())
-
-
-@pytest.fixture
-def installation(tmp_path: Path) -> Iterator[Installation]:
-    made = Installation(tmp_path / "home")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def shell_env(installation: Installation) -> dict[str, str]:
@@ -175,7 +170,7 @@ def shell_env(installation: Installation) -> dict[str, str]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("page", pages_that_run("console"))
-def test_the_commands_of_a_page_do_what_it_says(page: Path, installation: Installation, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_have_the_shown_output(page: Path, installation: Installation, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     commands: list[Command] = []
@@ -192,10 +187,12 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, installation: Instal
         text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     parts = re.split(r"\n@@ \d+ (\d+)\n", done.stdout)
-    for command, said, code in zip(commands, parts[0::2], parts[1::2], strict=False):
-        assert int(code) == command.code, f"$ {command.line}\n{said}(exit code {code})"
-        if command.says:
-            assert matches(command.says, said), f"$ {command.line}\n{said}\nis not\n" + "\n".join(command.says)
+    for command, output, code in zip(commands, parts[0::2], parts[1::2], strict=False):
+        assert int(code) == command.code, f"$ {command.line}\n{output}(exit code {code})"
+        if command.expected:
+            assert matches(command.expected, output), f"$ {command.line}\n{output}\nis not\n" + "\n".join(
+                command.expected
+            )
     assert len(parts) == 2 * len(commands) + 1, done.stdout[-2000:]
 
 
@@ -215,39 +212,38 @@ def test_the_python_of_a_page_runs_against_a_real_server(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_have_targets(page: Path) -> None:
     dead = []
-    for link in _LINK.findall(words(page)):
+    for link in _LINK.findall(prose(page)):
         if re.match(r"[a-z]+:", link):
             continue
-        target, _, place = link.partition("#")
+        target, _, anchor = link.partition("#")
         path = (page.parent / target).resolve() if target else page
-        if not path.exists() or (place and place not in places_of(path)):
+        if not path.exists() or (anchor and anchor not in anchors_of(path)):
             dead.append(link)
     assert dead == []
 
 
-def places_of(page: Path) -> set[str]:
-    """The names by which GitHub knows the headings of a page."""
-    titles = re.findall(r"(?m)^#+ +(.+?)\s*$", words(page))
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = re.findall(r"(?m)^#+ +(.+?)\s*$", prose(page))
     return {re.sub(r"[^\w\- ]", "", title.lower().replace("`", "")).replace(" ", "-") for title in titles}
 
 
-def test_every_page_can_be_reached_from_the_index() -> None:
+def test_every_page_is_linked_from_the_index() -> None:
     index = DOCS / "index.md"
-    linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(words(index))}
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(prose(index))}
     assert [str(page) for page in sorted(DOCS.rglob("*.md")) if page != index and page not in linked] == []
 
 
-def test_no_page_names_a_path_of_the_machine_it_was_written_on() -> None:
+def test_no_page_has_a_path_of_this_machine() -> None:
     home = str(Path.home())
-    told = [str(page) for page in PAGES if str(ROOT) in page.read_text() or f"{home}/" in page.read_text()]
-    assert told == []
+    assert [str(page) for page in PAGES if str(ROOT) in page.read_text() or f"{home}/" in page.read_text()] == []
 
 
 def first_cells(page: Path, section: str = "") -> list[tuple[str, ...]]:
-    """Rows of the page's tables (below one heading, if named) whose first cell begins with code."""
-    text = words(page)
+    """The cells of all table rows that begin with code, on the whole page or in one section."""
+    text = prose(page)
     if section:
         _, _, text = text.partition(f"\n## {section}\n")
         text = text.partition("\n## ")[0]
@@ -255,12 +251,12 @@ def first_cells(page: Path, section: str = "") -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", row)) for row in rows]
 
 
-def test_every_metric_is_in_the_reference_and_no_other() -> None:
+def test_the_reference_has_exactly_the_metrics_of_the_code() -> None:
     registry = Metrics().registry
     Observers(registry)
     kinds = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in registry.collect()}
-    told = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "metrics.md")}
-    assert told == kinds
+    documented = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "metrics.md")}
+    assert documented == kinds
 
 
 SECTIONS = {
@@ -312,18 +308,20 @@ def test_every_key_of_the_configuration_is_in_the_reference_with_its_default(sec
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
         if not isinstance(default, msgspec.Struct) and field.name != "profiles":
             keys[field.encode_name] = default
-    told = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "configuration.md", f"[{section}]")}
-    assert told.keys() == keys.keys()
+    documented = {
+        row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "configuration.md", f"[{section}]")
+    }
+    assert documented.keys() == keys.keys()
     for key, default in keys.items():
         if default is msgspec.NODEFAULT or default is None:
-            assert not told[key].startswith("`"), key
+            assert not documented[key].startswith("`"), key
         else:
             plain = list(default) if isinstance(default, tuple) else default
-            assert tomllib.loads(f"it = {told[key].strip('`')}")["it"] == plain, key
+            assert tomllib.loads(f"it = {documented[key].strip('`')}")["it"] == plain, key
 
 
-def codes_in_the_code() -> set[str]:
-    """Strings in capitals in the packages that give reasons, and every `code=` of the others."""
+def codes_in_source() -> set[str]:
+    """Strings in capitals in the packages that produce reasons, and every `code=` in the others."""
     found = {state.upper() for state in JOB_ENDED}
     for package in (
         "plugins",
@@ -341,7 +339,7 @@ def codes_in_the_code() -> set[str]:
         "kube",
     ):
         path = SOURCE / package
-        assert path.exists(), f"{package} has moved: its reason codes must still be found"
+        assert path.exists(), f"{package} has moved: update this list, so that its reason codes are found"
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             tree = ast.parse(file.read_text())
             for node in ast.walk(tree):
@@ -370,7 +368,7 @@ def _codes_of_reasons(node: ast.AST) -> set[str]:
     return set()
 
 
-def _called(node: ast.Call) -> str:
+def _name_of_call(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
@@ -380,7 +378,7 @@ def _named_codes(node: ast.AST) -> set[str]:
         isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "code" for t in node.targets)
     ):
         values = [node.value]
-    elif isinstance(node, ast.Call) and _called(node) in ("Refused", "_reply", "_refuse"):
+    elif isinstance(node, ast.Call) and _name_of_call(node) in ("Refused", "_reply", "_refuse"):
         values = list(node.args)
     elif isinstance(node, ast.Dict):
         values = [v for k, v in zip(node.keys, node.values, strict=True) if getattr(k, "value", "") == "code"]
@@ -388,21 +386,21 @@ def _named_codes(node: ast.AST) -> set[str]:
     return {text for text in texts if _CODE.fullmatch(text)}
 
 
-def test_every_reason_code_is_in_the_reference_and_no_other() -> None:
+def test_the_reference_has_exactly_the_reason_codes_of_the_code() -> None:
     rows = first_cells(DOCS / "reference" / "reasons.md")
-    told = {code for row in rows for code in re.findall(r"`([A-Z][A-Z_]+)`", row[0])}
-    codes = codes_in_the_code()
+    documented = {code for row in rows for code in re.findall(r"`([A-Z][A-Z_]+)`", row[0])}
+    codes = codes_in_source()
     families = {code for code in codes if code.endswith("_")}
-    members = {code for code in told if any(code.startswith(family) for family in families)}
+    members = {code for code in documented if any(code.startswith(family) for family in families)}
     assert {family for family in families if not any(code.startswith(family) for code in members)} == set()
-    assert told - members == codes - families
+    assert documented - members == codes - families
 
 
-def test_the_page_on_scheduling_names_every_point_and_what_profiles_are_made_of() -> None:
+def test_the_page_on_scheduling_names_every_point_plugin_and_queue() -> None:
     page = DOCS / "explanation" / "scheduling.md"
     points = {name for row in first_cells(page, "Scheduling cycle and extension points") for name in _coded(row[0])}
     assert points >= {"queue_sort", "choose_gpu", *registry._POINTS}
-    text = words(page)
+    text = prose(page)
     filters = text.partition("Built-in filters:")[2].partition("\n\n")[0]
     assert set(_coded(filters.partition("Built-in layouts:")[0])) == set(registry.FILTERS)
     assert set(registry.LAYOUTS) <= set(_coded(filters))
@@ -416,18 +414,18 @@ def test_the_page_on_scheduling_names_every_point_and_what_profiles_are_made_of(
 
 
 def test_the_glossary_names_every_point_and_kind_of_backend_in_order() -> None:
-    rows = re.findall(r"(?m)^\| ([a-z][^|]*?) \| (.*) \|$", words(DOCS / "reference" / "glossary.md"))
-    told = dict(rows[1:])  # the first is the head
-    assert list(told) == sorted(told), "by the alphabet"
-    assert set(_coded(told["point"])) == {"queue_sort", "choose_gpu", *registry._POINTS}
-    assert set(_coded(told["backend"])) == set(KINDS)
+    rows = re.findall(r"(?m)^\| ([a-z][^|]*?) \| (.*) \|$", prose(DOCS / "reference" / "glossary.md"))
+    documented = dict(rows[1:])  # without the header
+    assert list(documented) == sorted(documented), "terms are sorted"
+    assert set(_coded(documented["point"])) == {"queue_sort", "choose_gpu", *registry._POINTS}
+    assert set(_coded(documented["backend"])) == set(KINDS)
 
 
 def _coded(text: str) -> list[str]:
     return re.findall(r"`([a-z_]+)`", text)
 
 
-# Paths in the docs that are examples, or of files that exist only on a user's machine.
+# Paths in the docs that are examples, or that exist only on a user's machine.
 _EXAMPLE_PATHS = {"plugins/keep_light.py", "setup.sh", "RUN.sh", "installation.py"}
 
 

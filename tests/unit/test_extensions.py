@@ -15,11 +15,12 @@ import pytest
 from hodei import extensions
 from hodei.backends.base import BackendContext, UnusableBackend
 from hodei.backends.registry import make_or_explain
+from hodei.configuration import make_estimator
 from hodei.extensions import BACKENDS, BUILT_IN, ESTIMATORS, SINKS, load
 from hodei.model.config import Config, EstimatesConfig, ServerConfig
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import find_plugin, find_queue
-from hodei.wiring import add_observers, make_estimator, make_service, make_store
+from hodei.wiring import add_observers, make_service, make_store
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,13 +12,14 @@ from builders import a_job_spec, a_run, a_task
 from hodei.api.views import SocketView
 from hodei.backends.agent_calls import start_order
 from hodei.backends.local import LocalBackend
+from hodei.configuration import check_scheduling, load_config, node_offer
 from hodei.jobfile.render import node_view
 from hodei.model.config import Config, NodeConfig, ProfileConfig, SchedulingConfig, ServerConfig
 from hodei.model.config import SocketConfig as S
 from hodei.model.effects import Start
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Socket
-from hodei.wiring import check_scheduling, decision_log_path, instant_node, load_config, make_service, node_offer
+from hodei.wiring import decision_log_path, instant_node, make_service
 
 TOML = """
 [[nodes]]
@@ -195,10 +196,10 @@ def test_an_infinite_number_is_refused_with_its_line(tmp_path: Path, name: str, 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SchedulingConfig(max_losses=-1), "scheduling.max_losses: -1 is below 0"),
+        (SchedulingConfig(max_losses=-1), "scheduling.max_losses: out of range: -1 is not from 0 to 1000000000"),
         (
             SchedulingConfig(profiles={"a": ProfileConfig(max_pending=0)}),
-            "scheduling.profiles.a.max_pending: 0 is below 1",
+            "scheduling.profiles.a.max_pending: out of range: 0 is not from 1 to 1000000000",
         ),
         (SchedulingConfig(profiles={"": ProfileConfig()}), "is not a name"),
         (SchedulingConfig(profiles={"a\u202eb": ProfileConfig()}), r"'a\u202eb' is not a name"),
@@ -239,6 +240,5 @@ def test_doctor_reports_missing_backends_of_the_fallback_chain(tmp_path: Path) -
 
 
 def test_a_backend_named_local_needs_its_kind(tmp_path: Path):
-    with pytest.raises(InvalidInput, match="is reserved for this machine") as refused:
+    with pytest.raises(InvalidInput, match='is reserved for this machine; write kind = "local", or use another name'):
         make_service(tmp_path, Config(backends={"local": {"enabled": False}}))
-    assert refused.value.hint == 'write kind = "local", or use another name'

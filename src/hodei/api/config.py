@@ -1,10 +1,13 @@
-"""Read configurations from files and requests, with every mistake at once, and write them as TOML."""
+"""Read configurations from files and requests, with every mistake at once, and write them as TOML.
+
+`hodei.configuration` adds the checks that need plugins and backends.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -13,14 +16,16 @@ import yaml
 from msgspec import Struct, structs
 
 from hodei.api.config_aliases import has_aliases, translate
-from hodei.jobfile.check import convert, refuse
+from hodei.jobfile.check import convert, new_problems, refuse, short_number
 from hodei.jobfile.values import Problems
 from hodei.jobfile.yaml_reader import MAX_DEPTH, load_yaml, node_lines
 from hodei.model.config import Config, ConfigVersion, SchedulingConfig
 from hodei.model.errors import InvalidInput
 
 DOCS = "docs/reference/configuration.md"
-_SECTIONS = ("server", "scheduling", "nodes", "backends", "health")
+_SECTIONS = Config.__struct_fields__
+# Whole numbers that every reader of the configuration holds.
+_MAX_INTEGER = 2**63 - 1
 
 
 class ConfigView(Struct, frozen=True, omit_defaults=True):
@@ -47,15 +52,17 @@ def config_view(configuration: ConfigVersion, at: str) -> ConfigView:
 
 
 def read_body(body: bytes, content_type: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """The values of a TOML or JSON body, and for TOML the line of each path."""
+    """The values of a TOML, YAML or JSON body, and for TOML and YAML the line of each path."""
     lines: dict[str, int] = {}
     try:
         if "toml" in content_type:
             found, lines = read_toml(body, "the configuration is not TOML")
+        elif "yaml" in content_type:
+            found, lines = read_yaml(body, "")
         else:
             found = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        hint = "send TOML with Content-Type: application/toml, or JSON"
+        hint = "send TOML with Content-Type: application/toml, YAML with application/yaml, or JSON"
         raise InvalidInput(f"the configuration is not JSON: {error}", hint=hint) from None
     if not isinstance(found, dict):
         raise InvalidInput("a configuration is a table of settings", hint=DOCS)
@@ -63,54 +70,76 @@ def read_body(body: bytes, content_type: str) -> tuple[dict[str, Any], dict[str,
 
 
 def parse_config(
-    found: dict[str, Any], lines: Mapping[str, int] | None = None, *, full: bool = False
+    found: dict[str, Any],
+    lines: Mapping[str, int] | None = None,
+    *,
+    full: bool = False,
+    check: Callable[[Config], Problems] = lambda config: [],
 ) -> tuple[Config, bool]:
     """A configuration, and whether it is a full one. Without `full`, a table that has none of the sections is read as the
-    scheduling section alone. InvalidInput lists every mistake with its path, and its line if `lines` has it.
-    Aliases of settings are accepted."""
+    scheduling section alone. InvalidInput lists every mistake with its path, and its line if `lines` has it; `check` finds
+    those that types do not show. Aliases of settings are accepted."""
     full = full or any(section in found for section in (*_SECTIONS, "scheduler", "schedulers")) or not found
     given = found if full else {"scheduling": found}
     lines = {path if full else f"scheduling.{path}": line for path, line in (lines or {}).items()}
     problems: Problems = []
     origins: dict[str, str] = {}
-    _find_non_finite(given, "", problems)
-    if problems:  # before the translation, which calculates with numbers and changes paths
-        raise _refused(problems, origins, lines)
+    given = _without_bad_numbers(given, "", problems)  # the translation calculates with numbers
     if has_aliases(given):
-        given, problems, origins = translate(given)
-    config = convert(given, Config, "", problems)
-    if problems:
-        raise _refused(problems, origins, lines)
-    assert isinstance(config, Config)
+        given, wrong, origins = translate(given)
+        problems += wrong
+    mistakes: Problems = []
+    config = convert(given, Config, "", mistakes)
+    if config is not None:
+        mistakes += new_problems(check(config), mistakes)
+    problems += new_problems([(_written_path(path, origins), text) for path, text in mistakes], problems)
+    if problems or config is None:
+        error = refuse([_with_line(path, text, lines) for path, text in problems], "the configuration")
+        error.hint = DOCS
+        raise error
     return config, full
 
 
-def _refused(problems: Problems, origins: Mapping[str, str], lines: Mapping[str, int]) -> InvalidInput:
-    error = refuse([_located(path, text, origins, lines) for path, text in problems], "the configuration")
-    error.hint = DOCS
-    return error
+def _without_bad_numbers(value: Any, at: str, problems: Problems, depth: int = 0) -> Any:
+    """Numbers that cannot be calculated with are problems, and are left out (in a list replaced by 0)."""
+    if isinstance(value, dict) and depth < MAX_DEPTH:
+        return {
+            key: _without_bad_numbers(inner, f"{at}.{key}" if at else str(key), problems, depth + 1)
+            for key, inner in value.items()
+            if _is_good_number(inner, f"{at}.{key}" if at else str(key), problems)
+        }
+    if isinstance(value, list) and depth < MAX_DEPTH:
+        return [
+            _without_bad_numbers(inner, f"{at}[{number}]", problems, depth + 1)
+            if _is_good_number(inner, f"{at}[{number}]", problems)
+            else 0
+            for number, inner in enumerate(value)
+        ]
+    return value
 
 
-def _find_non_finite(value: Any, at: str, problems: Problems, depth: int = 0) -> None:
+def _is_good_number(value: Any, at: str, problems: Problems) -> bool:
     if isinstance(value, float) and not isfinite(value):
         problems.append((at, f"{value} is not a finite number"))
-    elif isinstance(value, dict) and depth < MAX_DEPTH:
-        for key, inner in value.items():
-            _find_non_finite(inner, f"{at}.{key}" if at else str(key), problems, depth + 1)
-    elif isinstance(value, list) and depth < MAX_DEPTH:
-        for number, inner in enumerate(value):
-            _find_non_finite(inner, f"{at}[{number}]", problems, depth + 1)
+    elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        problems.append((at, f"out of range: {short_number(value)} is not from -{_MAX_INTEGER} to {_MAX_INTEGER}"))
+    else:
+        return True
+    return False
 
 
 _LAST_PART = re.compile(r"(\.[^.\[]*|\[\d+\])$")
 
 
-def _located(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str, int]) -> tuple[str, str]:
-    """The problem with its line, and with the path as the user wrote it."""
+def _written_path(path: str, origins: Mapping[str, str]) -> str:
+    """The path as the user wrote it."""
     for ours in sorted(origins, key=len, reverse=True):
         if path == ours or path.startswith(f"{ours}."):
-            path = origins[ours] + path[len(ours) :]
-            break
+            return origins[ours] + path[len(ours) :]
+    return path
+
+
+def _with_line(path: str, text: str, lines: Mapping[str, int]) -> tuple[str, str]:
     at = path.replace("'", "")  # a name with blanks is quoted
     line = lines.get(at)
     while line is None and (at := _LAST_PART.sub("", cut := at)) != cut:

@@ -7,13 +7,15 @@ A kind is a module with `Settings` and `make` (see `hodei.backends.base`), annou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, cast
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from hodei.backends.base import BackendContext, UnusableBackend
 from hodei.extensions import BACKENDS, BUILT_IN, ExtensionMissing, load
+from hodei.jobfile.check import convert, join_path, refuse
+from hodei.jobfile.values import Problems, try_parse
+from hodei.model.config import Cost, Labels, LabelValue
 from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.node import Location, Node
 from hodei.ports import Backend
@@ -30,31 +32,34 @@ class Common(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: str
     enabled: bool = True
-    region: str = ""
-    zone: str = ""
-    datacenter: str = ""
-    lat: float | None = None
-    lng: float | None = None
-    cost: float = 0.0
-    labels: dict[str, str] = {}
+    region: LabelValue = ""
+    zone: LabelValue = ""
+    datacenter: LabelValue = ""
+    lat: Annotated[float, Meta(ge=-90, le=90)] | None = None
+    lng: Annotated[float, Meta(ge=-180, le=180)] | None = None
+    cost: Cost = 0.0
+    labels: Labels = {}
 
 
 _COMMON = frozenset(Common.__struct_fields__)
-MAX_COST = 1_000_000
 
 
 def common_of(name: str, table: Mapping[str, Any]) -> Common:
-    try:
-        found = msgspec.convert({key: value for key, value in table.items() if key in _COMMON}, Common)
-    except msgspec.ValidationError as error:
-        raise _wrong(name, "", str(error)) from None
-    try:
-        Location().with_coordinates(found.lat, found.lng)
-    except InvalidInput as error:
-        raise _wrong(name, "lat", error.message) from None
-    if not 0 <= found.cost <= MAX_COST:
-        raise _wrong(name, "cost", f"the cost of an hour is from 0 to {MAX_COST}, not {found.cost:g}")
-    return found
+    problems: Problems = []
+    common = _common_of(name, table, problems)
+    if problems:
+        raise _refused(problems)
+    return common
+
+
+def _common_of(name: str, table: Mapping[str, Any], problems: Problems) -> Common:
+    at = join_path("backends", name)
+    found = convert({key: value for key, value in table.items() if key in _COMMON}, Common, at, problems)
+    if found is None:
+        return Common("")
+    if not problems:
+        try_parse(problems, f"{at}.lat", lambda place: place.with_coordinates(found.lat, found.lng), Location(), None)
+    return cast("Common", found)
 
 
 def node_defaults(table: Mapping[str, Any]) -> Callable[[Node], Node]:
@@ -82,25 +87,23 @@ def node_defaults(table: Mapping[str, Any]) -> Callable[[Node], Node]:
     return fill_in
 
 
-def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
+def settings_of(name: str, table: Mapping[str, Any]) -> Struct:
     """The table `[backends.NAME]` as its kind's own Struct. InvalidInput names the key that is wrong."""
     kind = table.get("kind")
     if not isinstance(kind, str) or not kind:
         raise _wrong(name, "kind", f"the table has no kind; use one of: {', '.join(sorted(KINDS))}")
     wanted = _module(name, kind).Settings
-    keys = wanted.__struct_fields__
-    common_of(name, table)
-    given = {key: value for key, value in table.items() if key not in _COMMON or key in keys}
-    for key in sorted(given.keys() - set(keys)):
-        raise _wrong(
-            name,
-            key,
-            f"kind {kind} has no key {key!r}{did_you_mean(key, {*keys, *_COMMON})}; it has: {', '.join(sorted({*keys, *_COMMON}))}",
-        )
-    try:
-        return msgspec.convert(given, wanted)  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        raise _wrong(name, "", str(error)) from None
+    keys = {*wanted.__struct_fields__}
+    at, problems = join_path("backends", name), list[tuple[str, str]]()
+    _common_of(name, table, problems)
+    for key in sorted(table.keys() - keys - _COMMON):
+        known = {*keys, *_COMMON}
+        text = f"kind {kind} has no key {key!r}{did_you_mean(key, known)}; it has: {', '.join(sorted(known))}"
+        problems.append((join_path(at, key), text))
+    settings = convert({key: value for key, value in table.items() if key in keys}, wanted, at, problems)
+    if problems or settings is None:
+        raise _refused(problems)
+    return cast("Struct", settings)
 
 
 def make_backend(name: str, table: Mapping[str, Any], context: BackendContext) -> Backend:
@@ -133,6 +136,12 @@ def _module(name: str, kind: str) -> Any:
         text = f"kind {kind} has no {' and no '.join(missing)}"
         raise KindBroken(f"backends.{name}.kind: {text}", hint="docs/how-to/write-a-plugin.md")
     return found
+
+
+def _refused(problems: Problems) -> InvalidInput:
+    error = refuse(problems, "the backend")
+    error.hint = "docs/how-to/backends.md"
+    return error
 
 
 def _wrong(name: str, key: str, text: str, hint: str = "docs/how-to/backends.md") -> InvalidInput:

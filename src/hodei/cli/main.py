@@ -47,7 +47,7 @@ COMMANDS: dict[str, dict[str, Lazy]] = {
     "Server": {
         "up": Lazy("serve", "up", "Start a server with its scheduler, store and local agent."),
         "down": Lazy("serve", "down", "Stop the server that `up` started."),
-        "config": Lazy("config", "config", "Show, change and undo the configuration of a running server; `config set --dry-run` checks one."),
+        "config": Lazy("config", "config", "Check a configuration file; show, change and undo the configuration of a running server."),
         "doctor": Lazy("doctor", "doctor", "Check this installation and report how to fix problems."),
         "version": Lazy("doctor", "version", "Print the version of client and server."),
     },

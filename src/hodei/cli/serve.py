@@ -83,7 +83,7 @@ def up(detach: bool, timeout: float, output: str, **given: Any) -> None:
     if detach:
         _start_detached(home, args, timeout, output)
     else:
-        _exec("hodei.server", args)
+        run_program("hodei.server", args)
 
 
 @click.command()
@@ -127,20 +127,20 @@ def _program(name: str, start: Callable[[list[str]], NoReturn], help: str) -> cl
 
 def _start(module: str, args: list[str]) -> NoReturn:
     need_server(args)
-    _exec(module, args)
+    run_program(module, args)
 
 
 def _start_replay(args: list[str]) -> NoReturn:
     home = settings()["home"]
     need_server(args)
-    _exec("hodei.sim.replay", [*([f"--home={home}"] if home else []), *args])
+    run_program("hodei.sim.replay", [*([f"--home={home}"] if home else []), *args])
 
 
 def start_kube(args: list[str]) -> NoReturn:
     if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy", "kubernetes")):
         _help_without(args, "hodei[server,kubernetes]")
         raise UsageProblem("this installation cannot talk to Kubernetes", hint="pip install 'hodei[server,kubernetes]'")
-    _exec("hodei.kube", args)
+    run_program("hodei.kube", args)
 
 
 def _start_bench(args: list[str]) -> NoReturn:
@@ -149,7 +149,7 @@ def _start_bench(args: list[str]) -> NoReturn:
     if not (checkout / "benchmarks" / "__main__.py").is_file():
         raise UsageProblem("benchmarks are part of the source checkout, not of an installed package")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
-    _exec("benchmarks", args)
+    run_program("benchmarks", args)
 
 
 replay = _program(
@@ -218,7 +218,8 @@ def is_server_process(pid: int) -> bool:
     return any(word == "hodei.server" or word.endswith(("/hodei/server", "hodei/server/__main__.py")) for word in words)
 
 
-def _exec(module: str, args: list[str]) -> NoReturn:
+def run_program(module: str, args: list[str]) -> NoReturn:
+    """Replaces this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *args])

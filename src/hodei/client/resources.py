@@ -228,9 +228,9 @@ class ResourceClient:
         """The current and earlier configurations, newest first."""
         return self._get("/config/history", ConfigHistory).configurations
 
-    def set_config(self, body: bytes, *, toml: bool = True, dry_run: bool = False) -> ConfigChange:
-        """Apply another configuration. InvalidInput lists every mistake; nothing is changed then."""
-        headers = {"Content-Type": "application/toml" if toml else "application/json"}
+    def set_config(self, body: bytes, content_type: str = "application/toml", *, dry_run: bool = False) -> ConfigChange:
+        """Apply another configuration, in TOML, YAML or JSON. InvalidInput lists every mistake; nothing is changed then."""
+        headers = {"Content-Type": content_type}
         query = {"dry_run": "1"} if dry_run else None
         reply = self._transport.request("PUT", f"{API}/config", body=body, headers=headers, query=query)
         return decode(reply.body, ConfigChange)

@@ -1,23 +1,89 @@
 """Everything that an operator can configure, as values; and versions of the configuration and their differences.
 
-`wiring` reads the values from a file and builds objects from them.
+The types say what is valid on its own: ranges, and the function that must accept a text (`parse`, see
+`hodei.jobfile.check`). `hodei.configuration` checks the rest, and `wiring` builds objects from the values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from hodei.model.affinity import parse_selector
 from hodei.model.audit import mask_settings
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.explanation import WhatIf
+from hodei.model.job import PRIORITY_CLASSES
+from hodei.model.names import label_value, parse_labels
+from hodei.model.resources import parse_duration_ms, parse_quantity, parse_resources
+
+
+def _parse_span(text: str) -> None:
+    if not parse_duration_ms(text):
+        raise InvalidInput(f"{text!r} is too short", hint="write a duration above 0s")
+
+
+def _parse_optional_duration(text: str) -> None:
+    if text:
+        parse_duration_ms(text)
+
+
+def _parse_amounts(amounts: Mapping[str, str | int | float]) -> None:
+    """InvalidInput with the problem of each key."""
+    problems = []
+    for name, amount in amounts.items():
+        try:
+            parse_resources({name: amount})
+        except InvalidInput as error:
+            problems.append((name, f"{error.message}; {error.hint}" if error.hint else error.message))
+    if problems:
+        raise InvalidInput(problems[0][1], problems=tuple(problems))
+    parse_resources(amounts)  # no resource under two names
+
+
+def parse_priority(given: str | int) -> int:
+    """The number of a priority or of its class."""
+    if isinstance(given, int):
+        return given
+    if given not in PRIORITY_CLASSES:
+        raise InvalidInput(
+            f"there is no priority {given!r}{did_you_mean(given, PRIORITY_CLASSES)}",
+            hint=f"one of: {', '.join(PRIORITY_CLASSES)}, or a whole number",
+        )
+    return PRIORITY_CLASSES[given]
+
+
+# Far above any use, and sums and products stay within 64 bits.
+MANY = 1_000_000_000
+MAX_COST = 1_000_000
+# Jobs that are tried in one step.
+MAX_BATCH = 100_000
+
+Count = Annotated[int, Meta(ge=0, le=MANY)]
+Positive = Annotated[int, Meta(ge=1, le=MANY)]
+Factor = Annotated[int, Meta(ge=1, le=1000)]
+Weight = Annotated[int, Meta(ge=0, le=1000)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
+LabelValue = Annotated[str, Meta(extra={"parse": label_value})]
+Labels = Annotated[dict[str, str], Meta(extra={"parse": parse_labels})]
+Cost = Annotated[float, Meta(ge=0, le=MAX_COST)]
+Duration = Annotated[str, Meta(extra={"parse": parse_duration_ms})]
+Span = Annotated[str, Meta(extra={"parse": _parse_span})]  # not 0s
+OptionalDuration = Annotated[str, Meta(extra={"parse": _parse_optional_duration})]
+Size = Annotated[str, Meta(extra={"parse": parse_quantity})]
+Selector = Annotated[str, Meta(extra={"parse": parse_selector})]
+Priority = Annotated[Annotated[int, Meta(ge=-(2**31), le=2**31)] | str, Meta(extra={"parse": parse_priority})]
+Cores = Annotated[str | int | float, Meta(extra={"parse": partial(parse_quantity, scale=1000)})]
+Bytes = Annotated[str | int, Meta(extra={"parse": parse_quantity})]
+Amount = str | int | float
+Amounts = Annotated[dict[str, Amount], Meta(extra={"parse": _parse_amounts})]
 
 # Shares, quotas, budgets, and the minimum and maximum request of one job.
-
-
-Amount = str | int | float
 
 
 class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -26,8 +92,8 @@ class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     name: str
     under: str = ""
-    shares: int | Literal["parent"] = 1
-    users: dict[str, int | Literal["parent"]] = {}
+    shares: Count | Literal["parent"] = 1
+    users: dict[str, Count | Literal["parent"]] = {}
 
 
 class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,9 +103,9 @@ class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     enabled: bool = False
     formula: Literal["fair_tree", "classic", "drf"] = "fair_tree"
-    half_life: str = "7d"
-    window: str = ""
-    refresh: str = "1m"
+    half_life: Duration = "7d"
+    window: OptionalDuration = ""
+    refresh: Duration = "1m"
     weights: dict[str, Amount] = field(default_factory=lambda: {"cpu": "1.0", "memory": "0.25/Gi", "gpu": "8.0"})
     mode: Literal["sum", "max"] = "sum"
     accounts: tuple[AccountConfig, ...] = ()
@@ -51,30 +117,30 @@ class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     `lend`. `soft` may be exceeded while no other project waits. `per_user`: a hard limit for each user. `pending`:
     maximum number of pending jobs."""
 
-    hard: dict[str, Amount] = {}
-    soft: dict[str, Amount] = {}
-    per_user: dict[str, Amount] = {}
+    hard: Amounts = {}
+    soft: Amounts = {}
+    per_user: Amounts = {}
     cohort: str = ""
-    lend: dict[str, Amount] = {}
-    borrow: dict[str, Amount] = {}
-    weight: int = 1
-    pending: int | None = None
+    lend: Amounts = {}
+    borrow: Amounts = {}
+    weight: Count = 1
+    pending: Count | None = None
 
 
 class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Minimum, maximum and default request of one member of a job of the project."""
 
-    min: dict[str, Amount] = {}
-    max: dict[str, Amount] = {}
-    default: dict[str, Amount] = {}
+    min: Amounts = {}
+    max: Amounts = {}
+    default: Amounts = {}
 
 
 class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a project may use over time: `hours` of resource units (GPU-hours, core-hours) and `money` at `prices` per
     hour. `period` resets it every day, week or month (UTC); `since` counts from a fixed day (2026-01-31) instead."""
 
-    hours: dict[str, Amount] = {}
-    money: float | None = None
+    hours: Amounts = {}
+    money: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     prices: dict[str, Amount] = {}
     period: Literal["", "day", "week", "month"] = "month"
     since: str = ""
@@ -99,38 +165,38 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     queue: str = "priority"
     secondary: str = ""
     tenant_key: str = "project"
-    weights: dict[str, int] = {}
-    quantum: str = "1m"
-    max_pending: int = 1_000_000
+    weights: dict[str, Positive] = {}
+    quantum: Span = "1m"
+    max_pending: Positive = 1_000_000
     worker_selection: str = ""
     plugins: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
-    scores: dict[str, int] | None = None
+    scores: dict[str, Weight] | None = None
     options: dict[str, dict[str, Any]] = {}
     projects: tuple[str, ...] = ()
-    nodes: str = ""
+    nodes: Selector = ""
     fallback: str = ""
-    fallback_after: str = "0s"
+    fallback_after: Duration = "0s"
     escalation: EscalationConfig | None = None
-    scheduling_timeout: str = ""
-    max_queue_time: str = ""
+    scheduling_timeout: OptionalDuration = ""
+    max_queue_time: OptionalDuration = ""
     paused: bool = False
     preemption: bool = True
-    grace: str = ""
+    grace: OptionalDuration = ""
     score_plugins: tuple[str, ...] = ()
     backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
-    def plugin_names(self) -> tuple[str, ...]:
-        """Every name that is passed to the plugin loader. A new key that names a plugin must be added current."""
+    def plugin_names(self) -> tuple[tuple[str, str], ...]:
+        """Every name that is passed to the plugin loader, with its key. A new key that names a plugin must be added here."""
         named = (
-            self.queue,
-            self.secondary,
-            self.worker_selection,
-            *self.plugins,
-            *self.score_plugins,
-            *(self.scores or {}),
+            ("queue", self.queue),
+            ("secondary", self.secondary),
+            ("worker_selection", self.worker_selection),
+            *((f"plugins[{number}]", name) for number, name in enumerate(self.plugins)),
+            *((f"score_plugins[{number}]", name) for number, name in enumerate(self.score_plugins)),
+            *((f"scores.{name}", name) for name in self.scores or {}),
         )
-        return tuple(name for name in named if name)
+        return tuple((key, name) for key, name in named if name)
 
 
 class EscalationConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,9 +204,9 @@ class EscalationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `promote_after` the job moves up one priority class, at most to `promote_to`. "0s": never."""
 
     relax: tuple[Literal["spread", "topology", "backend"], ...] = ()
-    relax_after: str = "0s"
-    promote_after: str = "0s"
-    promote_to: str | int = "high"
+    relax_after: Duration = "0s"
+    promote_after: Duration = "0s"
+    promote_to: Priority = "high"
 
 
 class RouteWhenConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -148,10 +214,10 @@ class RouteWhenConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     selector."""
 
     gpu: bool | None = None
-    priority_at_least: str | int | None = None
+    priority_at_least: Priority | None = None
     project: str = ""
     user: str = ""
-    labels: str = ""
+    labels: Selector = ""
     workload: Literal["", "batch", "long-running", "serverless", "data-processing", "interactive"] = ""
 
 
@@ -166,18 +232,18 @@ class BreakerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """After `rounds` fruitless rounds `within` that time, a queue is retried less often on a timer: after `pause`,
     doubling up to `max_pause`. Freed capacity resets it. 0 rounds: never."""
 
-    rounds: int = 10
-    within: str = "1m"
-    pause: str = "2s"
-    max_pause: str = "30s"
+    rounds: Count = 10
+    within: Duration = "1m"
+    pause: Duration = "2s"
+    max_pause: Duration = "30s"
 
 
 class BackoffConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    base: str = "1s"
-    factor: int = 2
-    max: str = "1m"
-    jitter: float = 0.1
-    gang_factor: int = 3
+    base: Duration = "1s"
+    factor: Factor = 2
+    max: Duration = "1m"
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    gang_factor: Factor = 3
 
 
 class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,10 +251,10 @@ class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     number of preempted jobs per `interval`, 0 for no limit."""
 
     enabled: bool = True
-    min_runtime: str = "0s"
-    max_per_job: int = 5
-    budget: int = 0
-    interval: str = "1m"
+    min_runtime: Duration = "0s"
+    max_per_job: Count = 5
+    budget: Count = 0
+    interval: Duration = "1m"
 
 
 class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,8 +262,8 @@ class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     may submit to a project, besides administrators (unlisted projects: everyone)."""
 
     oversized: Literal["reject", "wait"] = "reject"
-    max_members: int = 100_000
-    max_priority: dict[str, int | str] = field(default_factory=lambda: {"user": "high"})
+    max_members: Positive = 100_000
+    max_priority: dict[str, Priority] = field(default_factory=lambda: {"user": "high"})
     project_users: dict[str, tuple[str, ...]] = {}
 
 
@@ -207,8 +273,8 @@ class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     installed estimators, constructed with `options`."""
 
     source: str = "user"
-    quantile: int = 75
-    window: int = 20
+    quantile: Annotated[int, Meta(ge=1, le=100)] = 75
+    window: Annotated[int, Meta(ge=2, le=1000)] = 20
     options: dict[str, Any] = {}
 
 
@@ -216,8 +282,8 @@ class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Start forecasts of pending jobs: how often they are computed, and up to how many pending jobs."""
 
     enabled: bool = True
-    every: str = "1m"
-    max_jobs: int = 5000
+    every: Span = "1m"
+    max_jobs: Count = 5000
 
 
 class NodeGroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,13 +291,13 @@ class NodeGroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kept ready. Others are released after `idle`. A node that is not ready after `boot_timeout` is switched off; after
     `tries` such failures it is set aside for `pause`, and so is a group without capacity (longer each time)."""
 
-    min: int = 0
-    max: int = 10_000
-    warm: int = 0
-    idle: str = "10m"
-    boot_timeout: str = "15m"
-    tries: int = 3
-    pause: str = "2m"
+    min: Count = 0
+    max: Count = 10_000
+    warm: Count = 0
+    idle: Duration = "10m"
+    boot_timeout: Span = "15m"
+    tries: Positive = 3
+    pause: Span = "2m"
 
 
 class CapacityConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -242,10 +308,10 @@ class CapacityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     by price and risk, are used `last`, or `never`."""
 
     enabled: bool = True
-    interval: str = "5s"
-    max_cost: float | None = None
-    slack: str = "0s"
-    consolidate: int = 50
+    interval: Span = "5s"
+    max_cost: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    slack: Duration = "0s"
+    consolidate: Percent = 50
     spot: Literal["allow", "last", "never"] = "allow"
     default: NodeGroupConfig = NodeGroupConfig()
     groups: dict[str, NodeGroupConfig] = {}
@@ -262,8 +328,8 @@ class SpillConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"home
     backends in `from` (empty: all that take no overflow), and cost at most `max_cost` there."""
 
     to: str
-    only_if_wait_over: str = "0s"
-    max_cost: float | None = None
+    only_if_wait_over: Duration = "0s"
+    max_cost: Cost | None = None
     home: tuple[str, ...] = ()
 
 
@@ -284,15 +350,15 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     profiles: dict[str, ProfileConfig] = {}
-    scheduling_timeout: str = "0s"
-    max_queue_time: str = "0s"
+    scheduling_timeout: Duration = "0s"
+    max_queue_time: Duration = "0s"
     unavailable_profile: Literal["hold", "fallback"] = "hold"
     fallback_enabled: bool = True
     fallback: tuple[str, ...] = ()
-    fallback_when: Literal["no_room", "failure"] = "no_room"
-    parallel_scheduling: bool | int = True
+    fallback_when: Literal["no_capacity", "failure"] = "no_capacity"
+    parallel_scheduling: bool | Annotated[int, Meta(ge=1, le=MAX_BATCH)] = True
     retry: BackoffConfig = BackoffConfig()
-    max_losses: int = 3
+    max_losses: Count = 3
     admission: AdmissionConfig = AdmissionConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     estimates: EstimatesConfig = EstimatesConfig()
@@ -326,24 +392,24 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    cpu: str | int | float = "1"
-    memory: str | int = "1Gi"
-    storage: str | int = "0"
-    gpu: str | int | float = "0"
-    resources: dict[str, str | int] = {}
-    labels: dict[str, str] = {}
+    cpu: Cores = "1"
+    memory: Bytes = "1Gi"
+    storage: Bytes = "0"
+    gpu: Cores = "0"
+    resources: Amounts = {}
+    labels: Labels = {}
     taints: tuple[str, ...] = ()
-    arch: str = ""
-    gpu_type: str = ""
-    region: str = ""
-    zone: str = ""
-    datacenter: str = ""
-    rack: str = ""
-    lat: float | None = None
-    lng: float | None = None
+    arch: LabelValue = ""
+    gpu_type: LabelValue = ""
+    region: LabelValue = ""
+    zone: LabelValue = ""
+    datacenter: LabelValue = ""
+    rack: LabelValue = ""
+    lat: Annotated[float, Meta(ge=-90, le=90)] | None = None
+    lng: Annotated[float, Meta(ge=-180, le=180)] | None = None
     data: tuple[str, ...] = ()
-    cost: float = 0.0
-    overcommit: dict[str, float] = {}
+    cost: Cost = 0.0
+    overcommit: dict[str, Annotated[float, Meta(ge=0.1, le=100)]] = {}
     sockets: tuple[SocketConfig, ...] = ()
     address: str = ""
 
@@ -352,47 +418,43 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Backends are checked every `interval` ("0s": never) with a `timeout`. After `failures` failed checks in a row
     nothing starts there; they are checked again after `pause`, doubling up to `max_pause`."""
 
-    interval: str = "30s"
-    timeout: str = "10s"
-    failures: int = 3
-    pause: str = "5s"
-    max_pause: str = "5m"
-
-
-NotNegative = Annotated[int, Meta(ge=0)]
-AtLeastOne = Annotated[int, Meta(ge=1)]
+    interval: Duration = "30s"
+    timeout: Span = "10s"
+    failures: Annotated[int, Meta(ge=1, le=100)] = 3
+    pause: Span = "5s"
+    max_pause: Duration = "5m"
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of the server, in total and per caller. A caller is identified by the name of its token, or by its address
     without one. 0 for a limit "per" something: no limit."""
 
-    connections: AtLeastOne = 2048
-    connections_per_address: NotNegative = 512
-    requests: AtLeastOne = 512
-    requests_per_token: NotNegative = 128
-    rate_per_token: NotNegative = 1000
-    burst_per_token: AtLeastOne = 2000
-    waits: AtLeastOne = 1024
-    waits_per_token: NotNegative = 256
-    streams: AtLeastOne = 256
-    streams_per_token: NotNegative = 32
-    headers_timeout: str = "10s"
-    body_timeout: str = "30s"
+    connections: Positive = 2048
+    connections_per_address: Count = 512
+    requests: Positive = 512
+    requests_per_token: Count = 128
+    rate_per_token: Count = 1000
+    burst_per_token: Positive = 2000
+    waits: Positive = 1024
+    waits_per_token: Count = 256
+    streams: Positive = 256
+    streams_per_token: Count = 32
+    headers_timeout: Span = "10s"
+    body_timeout: Span = "30s"
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
-    port: int = 7680
+    port: Annotated[int, Meta(ge=0, le=65535)] = 7680
     names: tuple[str, ...] = ()
     tls_cert: str = ""
     tls_key: str = ""
     metrics_public: bool = False
     decision_log: str = "decisions.jsonl"
-    decision_log_size: str = "256Mi"
-    retention: str = "30d"
-    audit_retention: str = "90d"
-    log_cap: str = "64Mi"
+    decision_log_size: Size = "256Mi"
+    retention: Duration = "30d"
+    audit_retention: Duration = "90d"
+    log_cap: Size = "64Mi"
     store: str = ""
     authenticator: str = "tokens"
     limits: LimitsConfig = LimitsConfig()
@@ -477,6 +539,8 @@ def restart_differences(before: Config, after: Config) -> tuple[ConfigDifference
         (before.server, after.server, "server"),
         (before.nodes, after.nodes, "nodes"),
         (mask_settings(before.backends), mask_settings(after.backends), "backends"),
+        (mask_settings(before.sinks), mask_settings(after.sinks), "sinks"),
+        (mask_settings(before.collectors), mask_settings(after.collectors), "collectors"),
         (before.health, after.health, "health"),
     ]
     for name in _AT_START:
@@ -484,10 +548,18 @@ def restart_differences(before: Config, after: Config) -> tuple[ConfigDifference
     return tuple(found for section in sections for found in _between(*section))
 
 
-def imported_plugins(scheduling: SchedulingConfig) -> set[str]:
-    """The plugins that are named by a path to code (`module:Class`)."""
-    named = (name for profile in scheduling.profiles.values() for name in profile.plugin_names())
-    return {name for name in named if ":" in name}
+def imported_code(config: Config) -> dict[str, str]:
+    """What is named by a path to code (`module:attribute`), by the path of the setting."""
+    named = {
+        "server.authenticator": config.server.authenticator,
+        "scheduling.estimates.source": config.scheduling.estimates.source,
+    }
+    for name, profile in config.scheduling.profiles.items():
+        named |= {f"scheduling.profiles.{name}.{key}": plugin for key, plugin in profile.plugin_names()}
+    for section in ("backends", "sinks", "collectors"):
+        for name, table in getattr(config, section).items():
+            named[f"{section}.{name}.kind"] = str(table.get("kind") or name)
+    return {path: name for path, name in named.items() if ":" in name}
 
 
 def version_to_restore(history: tuple[ConfigVersion, ...]) -> ConfigVersion | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from hodei.model.errors import InvalidInput
@@ -67,6 +67,19 @@ def label_key(key: str) -> str:
             "optionally after a domain and '/', as in example.com/team"
         )
     return key
+
+
+def parse_labels(labels: Mapping[str, str]) -> None:
+    """InvalidInput with the problem of each key."""
+    problems = []
+    for key, value in labels.items():
+        try:
+            label_key(key)
+            label_value(value)
+        except InvalidInput as error:
+            problems.append((key, error.message))
+    if problems:
+        raise InvalidInput(problems[0][1], problems=tuple(problems))
 
 
 @lru_cache(maxsize=1024)

@@ -5,8 +5,11 @@ A plugin is a class with a `name` and at least one point; nothing else is ever c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
+
+from msgspec import structs
 
 from hodei import extensions
 from hodei.engine.points import QueueSort
@@ -213,7 +216,7 @@ def _options(config: SchedulingConfig, profile: ProfileConfig) -> dict[str, Any]
     if profile.nodes:
         out["scope"] = {"nodes": profile.nodes}
     if config.spill:
-        out["spill"] = {"rules": [_spill_rule(rule) for rule in config.spill]}
+        out["spill"] = {"rules": [spill_rule(rule) for rule in config.spill]}
     if has_fallback_chain(config):
         out["fallback_chain"] = {"chain": config.fallback, "only_after_failure": config.fallback_when == "failure"}
     if config.data_rules:
@@ -224,11 +227,9 @@ def _options(config: SchedulingConfig, profile: ProfileConfig) -> dict[str, Any]
     return out
 
 
-def _spill_rule(rule: SpillConfig) -> SpillRule:
+def spill_rule(rule: SpillConfig) -> SpillRule:
     if not rule.to or rule.to in rule.home:
         raise InvalidInput(f"spill rule to {rule.to!r}: `to` must name a backend that is not in `from`")
-    if rule.max_cost is not None and not 0 <= rule.max_cost <= 1_000_000:
-        raise InvalidInput(f"spill rule to {rule.to!r}: max_cost is from 0 to 1000000, not {rule.max_cost:g}")
     cost = None if rule.max_cost is None else round(rule.max_cost * 1000)
     return SpillRule(rule.to, parse_duration_ms(rule.only_if_wait_over), cost, rule.home)
 
@@ -239,6 +240,34 @@ def queue_options(wanted: ProfileConfig) -> dict[str, Any]:
         quantum_ms = parse_duration_ms(wanted.quantum)
         return {"tenant_key": wanted.tenant_key, "weights": wanted.weights, "quantum_ms": quantum_ms}
     return {} if wanted.queue in ("fifo", "priority") else dict(wanted.options.get(wanted.queue, {}))
+
+
+def find_problems(config: SchedulingConfig, name: str) -> list[tuple[str, str]]:
+    """The problems of one profile, with their keys; "" for those of several keys. Loads and constructs its plugins."""
+    profile, problems = config.profiles[name], list[tuple[str, str]]()
+
+    def check(key: str, make: Callable[[], object]) -> None:
+        try:
+            make()
+        except InvalidInput as error:
+            text = error.message.removeprefix(f"profile {name!r}: ")
+            problems.append((key, f"{text}; {error.hint}" if error.hint else text))
+
+    config = structs.replace(config, spill=())  # has problems of its own
+    options = _options(config, profile)
+    for key, plugin in profile.plugin_names():
+        if key == "queue":
+            check(key, partial(find_queue, plugin, "", queue_options(profile)))
+        elif key == "secondary":
+            check(key, partial(find_queue, profile.queue, plugin, queue_options(profile), options.get(plugin)))
+        elif not (key.startswith("scores.") and plugin in profile.plugins):
+            check(key, partial(find_plugin, plugin, options.get(plugin)))
+    known = {*BUILT_IN, *(plugin for _, plugin in profile.plugin_names())}
+    for key, names in (("disable", profile.disable), ("options", profile.options)):
+        problems += [(key, f"there is no plugin {n!r}{did_you_mean(n, known)}") for n in names if n not in known]
+    if not problems:
+        check("", lambda: build_profiles(structs.replace(config, profiles={name: profile})))
+    return problems
 
 
 def build_profiles(
@@ -290,7 +319,7 @@ def check_trial_policy(config: SchedulingConfig, live: SchedulingConfig) -> Sche
         raise InvalidInput(f"{len(config.routes)} routes", hint=f"try at most {_MAX_ROUTES}")
     known = BUILT_IN | plugins_in_use(live)
     for name, profile in config.profiles.items():
-        for plugin in profile.plugin_names():
+        for _, plugin in profile.plugin_names():
             if plugin not in known:
                 raise InvalidInput(
                     f"profile {name!r}: plugin {plugin[:80]!r} is not in use on this server",
@@ -308,7 +337,7 @@ def check_trial_policy(config: SchedulingConfig, live: SchedulingConfig) -> Sche
 
 def plugins_in_use(config: SchedulingConfig) -> frozenset[str]:
     """The plugins that the profiles name, and the estimator."""
-    named = (name for profile in config.profiles.values() for name in profile.plugin_names())
+    named = (name for profile in config.profiles.values() for _, name in profile.plugin_names())
     return frozenset((*named, config.estimates.source))
 
 

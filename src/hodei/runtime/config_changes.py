@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from hodei.model.config import (
     SchedulingConfig,
     config_differences,
     config_fingerprint,
-    imported_plugins,
+    imported_code,
     restart_differences,
     version_to_restore,
 )
@@ -76,19 +76,21 @@ def _note(history: tuple[ConfigVersion, ...]) -> SaveValue:
 
 
 class ConfigChanges:
-    """`check` raises InvalidInput; `reread` reads the configuration file; `started` is its content at start-up."""
+    """`read` reads and checks what a caller sends (see `hodei.configuration.read_config`), `reread` the configuration file;
+    `check` raises InvalidInput; `started` is the content of the file at start-up."""
 
     def __init__(
         self,
         service: Service,
         history: tuple[ConfigVersion, ...],
         started: Config,
-        check: Callable[[SchedulingConfig], None],
+        read: Callable[..., tuple[Config, bool]],
+        check: Callable[[SchedulingConfig], object],
         make: Callable[[SchedulingConfig], Controller],
         reread: Callable[[], Config],
     ) -> None:
         self._service, self.history, self._started = service, history, started
-        self._check, self._make, self._reread = check, make, reread
+        self._read, self._check, self._make, self._reread = read, check, make, reread
         self._change_lock = asyncio.Lock()
 
     @property
@@ -107,26 +109,22 @@ class ConfigChanges:
             config.scheduling, by, "reload", dry_run, config, config_fingerprint(config.scheduling)
         )
 
-    async def put(self, config: Config, by: str, *, whole: bool, dry_run: bool = False) -> ConfigChange:
-        """`whole`: it has settings beyond scheduling, which are reported as needing a restart."""
-        self._refuse_new_code(config.scheduling)
-        return await self._change(config.scheduling, by, "set", dry_run, config if whole else None)
-
-    def _refuse_new_code(self, scheduling: SchedulingConfig) -> None:
-        """A request must not make the server load code that the configuration file does not name."""
-        known = imported_plugins(self._started.scheduling) | imported_plugins(self._service.scheduling)
-        new = sorted(imported_plugins(scheduling) - known)
-        if new:
-            raise InvalidInput(
-                f"plugin {new[0][:80]!r} is code that the server's configuration file does not name",
-                hint="add it to the configuration file, then: hodei reload",
-            )
+    async def put(
+        self, found: dict[str, Any], lines: Mapping[str, int], by: str, *, dry_run: bool = False
+    ) -> ConfigChange:
+        """Settings beyond scheduling are reported as needing a restart. A request must not make the server load code that
+        the configuration file does not name."""
+        active = Config(scheduling=self._service.scheduling)
+        known_code = {*imported_code(self._started).values(), *imported_code(active).values()}
+        config, full = await asyncio.to_thread(self._read, found, lines, known_code=known_code)
+        return await self._change(config.scheduling, by, "set", dry_run, config if full else None)
 
     async def undo(self, by: str, *, to: int = 0, dry_run: bool = False) -> ConfigChange:
         earlier = self.get(to) if to else version_to_restore(self.history)
         if earlier is None:
             hint = "hodei config history; hodei config undo --to NUMBER restores any of them"
             raise Conflict("there is no earlier configuration to restore", hint=hint)
+        await asyncio.to_thread(self._check, earlier.scheduling)
         return await self._change(earlier.scheduling, by, "undo", dry_run, restores=earlier.restores or earlier.number)
 
     async def _change(
@@ -140,7 +138,6 @@ class ConfigChanges:
         restores: int = 0,
     ) -> ConfigChange:
         service = self._service
-        await asyncio.to_thread(self._check, scheduling)
         async with self._change_lock:
             changes = config_differences(service.scheduling, scheduling)
             later = self._needs_restart(scheduling, config)

@@ -26,6 +26,7 @@ import msgspec
 
 from hodei import __version__
 from hodei.cli.groups import exit_code
+from hodei.configuration import load_config
 from hodei.extensions import AUTHENTICATORS, make
 from hodei.model.config import Config, LimitsConfig
 from hodei.model.errors import Conflict, HodeiError, InvalidInput
@@ -33,9 +34,9 @@ from hodei.model.resources import parse_duration_ms
 from hodei.process import call_on_stop_signal
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
-from hodei.server.home import CONFIG_FILES, LogFile, check_store_exists, lock_home, prepare_home
+from hodei.server.home import LogFile, check_store_exists, find_config_file, lock_home, prepare_home
 from hodei.server.serving import Limits, Server, make_server, require_tls
-from hodei.wiring import load_config, make_service
+from hodei.wiring import make_service
 
 log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
@@ -89,7 +90,7 @@ def _serve(given: SimpleNamespace) -> int:
     try:
         prepare_home(home)
         lock = lock_home(home)
-        config = _with_options(given, load_config(_config_path(given, home)))
+        config = _with_options(given, load_config(_config_path(given, home), starting=True))
         renamed = [] if config.server.store else check_store_exists(home, fresh=given.fresh)
     except OSError as error:
         hint = "choose a directory that this user can write to: --home DIR"
@@ -126,13 +127,7 @@ def _restart(given: SimpleNamespace, port: int) -> NoReturn:
 
 
 def _config_path(given: SimpleNamespace, home: Path) -> Path | None:
-    if given.config is not None:
-        return Path(given.config)
-    found = [home / name for name in CONFIG_FILES if (home / name).exists()]
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise InvalidInput(f"{home} has both {names}", hint="keep one of them, or choose one with --config")
-    return found[0] if found else None
+    return Path(given.config) if given.config is not None else find_config_file(home)
 
 
 def _reread(given: SimpleNamespace, home: Path, before: Path | None) -> Config:

@@ -170,18 +170,18 @@ class Endpoint:
         given = next((value for name, value in call.scope["headers"] if name == b"content-type"), b"")
         media = given.decode("latin-1").partition(";")[0].strip().lower() or "application/json"
         yaml = self.route.request is bytes and media in ("application/yaml", "application/x-yaml", "text/yaml")
-        toml = bool(self.route.accepts) and media == self.route.accepts
-        if not yaml and not toml and media != "application/json":
-            either = "application/json or application/yaml" if self.route.request is bytes else "application/json"
-            either += f" or {self.route.accepts}" if self.route.accepts else ""
+        other = media in self.route.accepts
+        if not yaml and not other and media != "application/json":
+            known = ("application/yaml",) if self.route.request is bytes else self.route.accepts
+            either = " or ".join(("application/json", *known))
             raise UnsupportedMediaType(f"cannot read {media[:80]!r}", hint=f"send the header 'Content-Type: {either}'")
         # YAML takes a hundred times longer to parse than JSON, and large submits come from programs.
         limit = min(self.route.body_limit, YAML_LIMIT) if yaml else self.route.body_limit
         body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s, take=take)
         check_not_revoked(call.who, call.shared.tokens)
-        if not yaml and not toml and len(body) > SMALL_BODY:
+        if not yaml and not other and len(body) > SMALL_BODY:
             await asyncio.to_thread(check_depth, body)
-        elif not yaml and not toml:
+        elif not yaml and not other:
             check_depth(body)
         return replace(call, body=body, content_type="application/yaml" if yaml else media)
 

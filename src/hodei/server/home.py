@@ -19,6 +19,14 @@ _STORE_FILES = ("hodei.db-wal", "hodei.db-shm", STORE)
 RESTORE = "docs/how-to/run-as-a-service.md#restore"
 
 
+def find_config_file(home: Path) -> Path | None:
+    found = [home / name for name in CONFIG_FILES if (home / name).exists()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise InvalidInput(f"{home} has both {names}", hint="keep one of them, or choose one with --config")
+    return found[0] if found else None
+
+
 def prepare_home(home: Path) -> None:
     """Makes the home private. A directory that also has other files keeps its mode; ours are private by themselves."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)

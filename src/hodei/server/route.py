@@ -166,7 +166,7 @@ class Route(Struct, frozen=True):
     """One method and path. The policy has no default, so that it cannot be forgotten.
 
     `concurrency`: `short` requests share one limit, `long` ones (waits, streams) have limits of their own once their body is
-    read, `exempt` ones (probes) are never refused. `accepts`: a media type of the body besides JSON. Every request except GET
+    read, `exempt` ones (probes) are never refused. `accepts`: media types of the body besides JSON. Every request except GET
     is audited, unless it is `read_only`. `verb` is the action in the audit log, where the path does not name it.
     """
 
@@ -181,7 +181,7 @@ class Route(Struct, frozen=True):
     status: int = 200
     media_type: str = "application/json"
     body_limit: int = MIB
-    accepts: str = ""
+    accepts: tuple[str, ...] = ()
     concurrency: Literal["short", "long", "exempt"] = "short"
     read_only: bool = False
     verb: str = ""

@@ -17,6 +17,7 @@ from hodei.cli.groups import exit_code
 from hodei.cli.options import output_option
 from hodei.cli.output import Column, emit_list, emit_one
 from hodei.cli.times import iso
+from hodei.configuration import load_config
 from hodei.control.controller import Controller
 from hodei.control.snapshot import load, modules_of
 from hodei.engine.plan import Plan
@@ -28,7 +29,7 @@ from hodei.model.facts import AnyFact, Reconfigured
 from hodei.plugins.registry import BUILT_IN, plugins_in_use
 from hodei.runtime.decision_log import CONTINUED, FORMAT, closed_segments, state_path
 from hodei.server.home import CONFIG_FILES
-from hodei.wiring import load_config, make_controller
+from hodei.wiring import make_controller
 
 _NAME = "decisions.jsonl"
 

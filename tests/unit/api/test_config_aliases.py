@@ -10,10 +10,11 @@ import pytest
 from hodei.api.config import parse_config, read_yaml
 from hodei.api.config_aliases import ALWAYS
 from hodei.backends.registry import settings_of
+from hodei.configuration import load_config
 from hodei.model.config import Config
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import FILTERS, LAYOUTS
-from hodei.wiring import check_scheduling, load_config, make_controller
+from hodei.wiring import make_controller
 
 BACKENDS = """\
 scheduler:
@@ -140,12 +141,9 @@ def test_primary_and_secondary_accept_camel_case() -> None:
     ],
 )
 def test_an_invalid_number_is_refused(text: str, path: str) -> None:
-    config = read(f"scheduling: {{{text}}}").scheduling
     with pytest.raises(InvalidInput) as error:
-        check_scheduling(config)
-    assert [where for where, _ in error.value.problems] == [path]
-    with pytest.raises(InvalidInput):
-        make_controller(config)
+        read(f"scheduling: {{{text}}}")
+    assert [where for where, _ in error.value.problems] == [f"line 1: {path}"]
 
 
 def test_a_configuration_in_the_own_form_may_be_yaml(tmp_path: Path) -> None:
@@ -211,5 +209,5 @@ def test_parallel_scheduling_is_how_many_jobs_are_placed_in_one_step(value: str,
 
 @pytest.mark.parametrize("value", [0, -3, 1_000_000])
 def test_an_invalid_number_of_parallel_jobs_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidInput, match="is out of range"):
-        make_controller(read(f"scheduler: {{parallel_scheduling: {value}}}\n").scheduling)
+    with pytest.raises(InvalidInput, match=r"line 1: scheduler\.parallel_scheduling: out of range"):
+        read(f"scheduler: {{parallel_scheduling: {value}}}\n")

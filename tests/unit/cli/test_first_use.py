@@ -114,7 +114,7 @@ def test_the_widest_columns_are_cut_and_identifiers_are_not():
 @pytest.mark.parametrize("command", ["bench", "replay", "sim", "test", "up"])
 def test_a_command_without_its_extra_names_what_to_install(hodei, monkeypatch, command: str):
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "numpy" else object())
-    monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serve, "run_program", lambda *_: pytest.fail("it was started"))
     result = hodei(command)
     assert result.exit_code == 2
     assert "pip install 'hodei[server]'" in result.stderr

@@ -68,7 +68,7 @@ def test_up_refuses_invalid_options_even_while_a_server_runs(
 ):
     (tmp_path / "server.json").write_text(json.dumps({"address": "http://127.0.0.1:1", "pid": os.getpid()}))
     monkeypatch.setattr(serve, "is_server_process", lambda pid: True)
-    monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serve, "run_program", lambda *_: pytest.fail("it was started"))
     result = hodei("up", "-d", "--home", str(tmp_path), *words)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -155,7 +155,7 @@ def test_what_does_not_exist_is_not_found(hodei, stub, words: list[str], message
 )
 def test_help_works_with_only_the_client_installed(hodei, monkeypatch, words: list[str]):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
-    monkeypatch.setattr(serve, "_exec", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(serve, "run_program", lambda *_: pytest.fail("it was started"))
     result = hodei(*words)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"Usage: hodei {words[0]} ")

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from msgspec import convert
 
+from hodei.configuration import load_config
 from hodei.kube.api.objects import Pod
 from hodei.kube.scheduler.gangs import Membership, membership
 from hodei.kube.scheduler.translate import estimate_ms
-from hodei.wiring import load_config
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

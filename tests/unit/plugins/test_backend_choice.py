@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS, a_job_spec, a_node
+from hodei.configuration import check_scheduling
 from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.view import View, gang_of
 from hodei.model.config import DataRuleConfig, ProfileConfig, SchedulingConfig, SpillConfig
@@ -213,5 +214,5 @@ def test_rules_and_policies_become_plugins_only_if_they_are_configured():
     ],
 )
 def test_an_invalid_spill_rule_is_refused(rule):
-    with pytest.raises(InvalidInput):
-        build_profiles(SchedulingConfig(spill=(rule,)))
+    with pytest.raises(InvalidInput, match=r"^scheduling\.spill\[0\]"):
+        check_scheduling(SchedulingConfig(spill=(rule,)))

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from hodei.configuration import check_scheduling
 from hodei.control.explain.why import priority_breakdown
 from hodei.engine.view import Gang
-from hodei.model.config import imported_plugins
+from hodei.model.config import Config, imported_code
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import build_profiles
-from hodei.wiring import check_scheduling
 from unit.control.configured import ConfiguredHarness, scheduling
 from unit.control.harness import some_nodes
 
@@ -139,4 +139,6 @@ def test_an_invalid_order_is_refused_with_its_name(profile: str, message: str) -
 
 def test_orders_named_by_a_path_are_imported_plugins() -> None:
     config = scheduling('[scheduling.profiles.default]\nqueue = "a:B"\nsecondary = "c:D"\n')
-    assert imported_plugins(config) == {"a:B", "c:D"}
+    assert imported_code(Config(scheduling=config)) == {
+        "scheduling.profiles.default.queue": "a:B", "scheduling.profiles.default.secondary": "c:D"
+    }  # fmt: skip

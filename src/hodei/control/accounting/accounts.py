@@ -30,10 +30,11 @@ from hodei.model.config import (
     RangeConfig,
     SchedulingConfig,
     SharesConfig,
+    parse_priority,
 )
 from hodei.model.effects import Save, SaveUsage
 from hodei.model.errors import InvalidInput, QueueFull
-from hodei.model.job import PRIORITY_CLASSES, Job, JobSpec, Reason, Run
+from hodei.model.job import Job, JobSpec, Reason, Run
 from hodei.model.resources import Resources, parse_duration_ms, parse_resources
 
 
@@ -225,6 +226,27 @@ def accounts_policy(config: SchedulingConfig) -> AccountsPolicy:
     )
 
 
+def find_problems(config: SchedulingConfig) -> list[tuple[str, str]]:
+    """The problems of each section, with its path below `scheduling`."""
+    out: list[tuple[str, str]] = []
+
+    def check(path: str, make: Callable[[C], object], table: C) -> None:
+        try:
+            make(table)
+        except InvalidInput as error:
+            out.append((path, f"{error.message}; {error.hint}" if error.hint else error.message))
+
+    check("shares", _shares, config.shares)
+    for name, quota in config.quotas.items():
+        check(f"quotas.{name}", _quota, quota)
+    for name, budget in config.budgets.items():
+        check(f"budgets.{name}", _budget, budget)
+    for name, limits in config.ranges.items():
+        check(f"ranges.{name}", _range, limits)
+    check("admission.max_priority", _priorities, config.admission.max_priority)
+    return out
+
+
 def _section(where: str, make: Callable[[C], P], config: C) -> P:
     try:
         return make(config)
@@ -321,7 +343,5 @@ def _priorities(given: Mapping[str, int | str]) -> dict[str, int]:
     for role, most in given.items():
         if role not in ROLES:
             raise InvalidInput(f"there is no role {role!r}", hint=f"one of: {', '.join(ROLES)}")
-        if isinstance(most, str) and most not in PRIORITY_CLASSES:
-            raise InvalidInput(f"unknown priority {most!r}", hint=f"{', '.join(PRIORITY_CLASSES)} or a whole number")
-        out[role] = PRIORITY_CLASSES[most] if isinstance(most, str) else most
+        out[role] = parse_priority(most)
     return out

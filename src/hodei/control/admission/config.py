@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
 
 from hodei.control.admission.escalation import EscalationPolicy, Escalations, Fallback
 from hodei.control.admission.routing import (
@@ -20,14 +19,13 @@ from hodei.control.admission.routing import (
 )
 from hodei.control.lifecycle.retry import BreakerPolicy
 from hodei.model.affinity import parse_selector
-from hodei.model.config import EscalationConfig, ProfileConfig, RouteConfig, SchedulingConfig
+from hodei.model.config import EscalationConfig, ProfileConfig, RouteConfig, SchedulingConfig, parse_priority
 from hodei.model.errors import InvalidInput, did_you_mean
-from hodei.model.job import PRIORITY_CLASSES
 from hodei.model.resources import parse_duration_ms
 
 Problems = list[tuple[str, str]]
 # Jobs that are tried in one step: many, so that one commit starts many; not all, because new facts are waiting too.
-BATCH, MAX_BATCH = 1000, 100_000
+BATCH = 1000
 # Names of profiles.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -97,7 +95,7 @@ def _rule(route: RouteConfig) -> RouteRule:
     return RouteRule(
         profile=route.profile,
         gpu=when.gpu,
-        priority_at_least=None if when.priority_at_least is None else _priority(when.priority_at_least),
+        priority_at_least=None if when.priority_at_least is None else parse_priority(when.priority_at_least),
         project=when.project,
         user=when.user,
         labels=parse_selector(when.labels),
@@ -122,30 +120,14 @@ def _policy(config: EscalationConfig) -> EscalationPolicy:
         config.relax,
         parse_duration_ms(config.relax_after),
         parse_duration_ms(config.promote_after),
-        _priority(config.promote_to),
+        parse_priority(config.promote_to),
     )
 
 
-def _priority(given: str | int) -> int:
-    if isinstance(given, int):
-        return given
-    if given not in PRIORITY_CLASSES:
-        raise InvalidInput(
-            f"there is no priority {given!r}{did_you_mean(given, PRIORITY_CLASSES)}",
-            hint=f"one of: {', '.join(PRIORITY_CLASSES)}, or a whole number",
-        )
-    return PRIORITY_CLASSES[given]
-
-
 def batch_of(parallel: bool | int) -> int:
-    """How many jobs are tried in one step; InvalidInput for a number out of range."""
+    """How many jobs are tried in one step."""
     if isinstance(parallel, bool):
         return BATCH if parallel else 1
-    if not 1 <= parallel <= MAX_BATCH:
-        raise InvalidInput(
-            f"parallel_scheduling = {parallel} is out of range",
-            hint=f"true, false, or how many jobs at once: 1 to {MAX_BATCH}",
-        )
     return parallel
 
 
@@ -165,20 +147,9 @@ class _Checker:
         self._config, self._profiles = config, profiles
         self.problems: Problems = []
 
-    def _check(self, path: str, read: Callable[[Any], object], value: Any) -> None:
-        try:
-            read(value)
-        except InvalidInput as error:
-            self.problems.append((path, f"{error.message}{'; ' + error.hint if error.hint else ''}"))
-
     def _require(self, valid: bool, path: str, problem: str) -> None:
         if not valid:
             self.problems.append((path, problem))
-
-    def _check_durations(self, path: str, table: object, *keys: str, optional: bool = False) -> None:
-        for key in keys:
-            if getattr(table, key) or not optional:
-                self._check(f"{path}{key}", parse_duration_ms, getattr(table, key))
 
     def _check_profile_exists(self, path: str, name: str) -> None:
         if name not in self._profiles:
@@ -188,22 +159,11 @@ class _Checker:
     def check_route(self, path: str, route: RouteConfig) -> None:
         if self._config.unavailable_profile == "hold":
             self._check_profile_exists(f"{path}.profile", route.profile)
-        if route.when.priority_at_least is not None:
-            self._check(f"{path}.when.priority_at_least", _priority, route.when.priority_at_least)
-        self._check(f"{path}.when.labels", parse_selector, route.when.labels)
 
     def check_profile(self, name: str, profile: ProfileConfig) -> None:
         path = f"profiles.{name}"
         rule = "is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
         self._require(_NAME.fullmatch(name) is not None, "profiles", f"{name[:40]!a} {rule}")
-        pending = f"{profile.max_pending} is below 1: no job could ever wait"
-        self._require(profile.max_pending >= 1, f"{path}.max_pending", pending)
-        for tenant, weight in profile.weights.items():
-            text = f"{weight} is below 1: every tenant must get turns"
-            self._require(weight >= 1, f"{path}.weights.{tenant}", text)
-        self._check(f"{path}.nodes", parse_selector, profile.nodes)
-        self._check_durations(f"{path}.", profile, "fallback_after")
-        self._check_durations(f"{path}.", profile, "scheduling_timeout", "max_queue_time", "grace", optional=True)
         if profile.escalation is not None:
             self._check_escalation(f"{path}.escalation", profile.escalation)
         if profile.fallback:
@@ -215,26 +175,14 @@ class _Checker:
             self._require(profile.fallback_after == "0s", f"{path}.fallback_after", text)
 
     def _check_escalation(self, path: str, given: EscalationConfig) -> None:
-        self._check_durations(f"{path}.", given, "relax_after", "promote_after")
-        self._check(f"{path}.promote_to", _priority, given.promote_to)
         text = "missing: name the rules that may be relaxed: spread, topology, backend"
         self._require(bool(given.relax) or given.relax_after == EscalationConfig().relax_after, f"{path}.relax", text)
 
     def check_server(self) -> None:
         config = self._config
         self._check_escalation("escalation", config.escalation)
-        self._check("parallel_scheduling", batch_of, config.parallel_scheduling)
         unique = len(set(config.fallback)) == len(config.fallback) and "" not in config.fallback
         self._require(unique, "fallback", "names a backend twice, or an empty one")
-        self._check_durations("", config, "scheduling_timeout", "max_queue_time")
-        self._check_durations("breaker.", config.breaker, "within", "pause", "max_pause")
-        for path, value, meaning in (
-            ("max_losses", config.max_losses, "a lost run is not tried again"),
-            ("preemption.max_per_job", config.preemption.max_per_job, "no job is ever preempted"),
-            ("preemption.budget", config.preemption.budget, "no limit"),
-            ("breaker.rounds", config.breaker.rounds, "it never opens"),
-        ):
-            self._require(value >= 0, path, f"{value} is below 0; 0 means: {meaning}")
 
 
 def _is_cyclic(config: SchedulingConfig, name: str) -> bool:

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from hodei.configuration import make_estimator
 from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
@@ -54,7 +55,6 @@ from hodei.plugins.registry import build_profile, implied_plugins, queue_options
 from hodei.plugins.volumes import Volumes
 from hodei.process import call_on_stop_signal
 from hodei.runtime.clock import SystemClock
-from hodei.wiring import make_estimator
 
 WEIGHTS = {
     "taints": 3,

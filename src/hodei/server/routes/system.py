@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hodei import __version__
-from hodei.api.config import ConfigHistory, ConfigView, config_view, parse_config, read_body
+from hodei.api.config import ConfigHistory, ConfigView, config_view, read_body
 from hodei.api.resources import AuditList, audit_view
 from hodei.api.views import CheckList, EventList, Info
 from hodei.jobfile.render import iso
@@ -121,9 +121,9 @@ async def config_history(call: Call) -> ConfigHistory:
 
 
 async def put_config(call: Call) -> ConfigChange:
-    config, whole = parse_config(*read_body(call.body, call.content_type))
+    found, lines = read_body(call.body, call.content_type)
     with call.shared.what_ifs.hold(call.limit_key):
-        return await _config_changes(call).put(config, call.who.name, whole=whole, dry_run=bool(call.args["dry_run"]))
+        return await _config_changes(call).put(found, lines, call.who.name, dry_run=bool(call.args["dry_run"]))
 
 
 async def reload_config(call: Call) -> ConfigChange:
@@ -139,9 +139,9 @@ async def undo_config(call: Call) -> ConfigChange:
 
 CONFIG_ROUTES = (
     Route("GET", f"{API}/config", ADMIN, "The active configuration", show_config, response=ConfigView),
-    Route("PUT", f"{API}/config", ADMIN, "Set the scheduling configuration, in TOML or JSON", put_config,
+    Route("PUT", f"{API}/config", ADMIN, "Set the scheduling configuration, in TOML, YAML or JSON", put_config,
           request=SchedulingConfig, response=ConfigChange, params=(_DRY_RUN,), concurrency="long",
-          accepts="application/toml"),
+          accepts=("application/toml", "application/yaml")),
     Route("GET", f"{API}/config/history", ADMIN, "Earlier configurations, newest first", config_history,
           response=ConfigHistory),
     Route("POST", f"{API}/config/reload", ADMIN, "Read the configuration file again", reload_config,

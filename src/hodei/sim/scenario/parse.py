@@ -12,6 +12,7 @@ import msgspec
 import yaml
 from msgspec import structs
 
+from hodei.configuration import node_offer, parse_taint
 from hodei.control.admission.dependency_names import (
     ResolvedReferences,
     UnresolvedDependency,
@@ -32,7 +33,7 @@ from hodei.model.resources import parse_duration_ms
 from hodei.sim.policies import POLICIES, policy
 from hodei.sim.scenario import schema
 from hodei.sim.scenario.schema import ScenarioJob
-from hodei.wiring import instant_node, make_controller, node_offer, parse_taint
+from hodei.wiring import instant_node, make_controller
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")

@@ -229,7 +229,7 @@ def test_a_money_budget_is_charged_at_prices_per_hour():
         ({"budgets": {"ml": {}}}, "a budget without a limit"),
         ({"budgets": {"ml": {"hours": {"gpu": 1}, "since": "soon"}}}, "since = 'soon'"),
         ({"admission": {"max_priority": {"boss": 1}}}, "there is no role 'boss'"),
-        ({"admission": {"max_priority": {"user": "huge"}}}, "unknown priority 'huge'"),
+        ({"admission": {"max_priority": {"user": "huge"}}}, "there is no priority 'huge'"),
     ],
 )  # fmt: skip
 def test_an_invalid_setting_is_reported_with_its_section(section, problem):

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from builders import a_job_spec, a_node
+from hodei.configuration import check_scheduling
 from hodei.control.admission.routing import Routing
 from hodei.control.explain.why import plan, why
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import NodeJoined
 from hodei.model.job import BackendChoice, GangRules
-from hodei.wiring import check_scheduling, make_controller
+from hodei.wiring import make_controller
 from unit.control.configured import ConfiguredHarness, scheduling
 from unit.control.harness import some_nodes
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from builders import a_job_spec, a_node
+from hodei.configuration import check_scheduling
 from hodei.control.explain.why import plan, why
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Interactive
@@ -131,8 +132,6 @@ def test_a_profile_uses_only_its_own_nodes_and_why_says_so() -> None:
     ],
 )
 def test_a_configuration_problem_is_reported_with_its_path(toml: str, path: str) -> None:
-    from hodei.control.admission.config import find_problems
-
-    config = scheduling(toml)
-    found = find_problems(config, {"default", "compute", *config.profiles})
-    assert path in [location for location, _ in found]
+    with pytest.raises(InvalidInput) as refused:
+        check_scheduling(scheduling(toml))
+    assert [f"scheduling.{path}"] == [location for location, _ in refused.value.problems]

@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 
 from builders import a_job, a_job_spec
+from hodei.configuration import check_scheduling
 from hodei.control.explain.why import plan, why
 from hodei.model.array import ArrayElement, iter_expanded
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobRequeued, JobSubmitted
-from hodei.wiring import check_scheduling
 from unit.control.configured import ConfiguredHarness, scheduling
 from unit.control.harness import some_nodes
 
