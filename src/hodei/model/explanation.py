@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, convert, structs
 
-from hodei.model.escalation_state import EscalationStep
 from hodei.model.capacity import CapacityOutlook
+from hodei.model.escalation_state import EscalationStep
 from hodei.model.estimate import Estimate, StartForecast
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Decision, JobSpec, TaskSpec
