@@ -144,7 +144,7 @@ def test_a_preferred_annotation_overrides_the_priority_class_and_an_invalid_one_
     assert "a priority must be a whole number, not 'much'" in condition["message"]
     cluster.make_pod("higher", **fields, annotations={"priority": "10"})  # same class, other annotation
     cluster.until_bound("higher")
-    cluster.until_gone("low")
+    cluster.until_deleted("low")
     cluster.make_pod("below", **fields | {"priorityClassName": ""}, annotations={"priority": "9"})
     cluster.until_condition("below", "PodScheduled", "False", "Unschedulable")
     assert cluster.bound_to("higher")

@@ -140,7 +140,7 @@ def test_a_pod_of_a_gang_that_is_deleted_before_it_is_placed_is_waited_for(three
     three.make_pod("gang-0", **of(50, "group", 2))
     three.until_condition("gang-0", "PodScheduled", "False", "WaitingForPodGroup")
     three.delete_pod("gang-0")
-    three.until_gone("gang-0")
+    three.until_deleted("gang-0")
     three.make_pod("gang-1", **of(50, "group", 2))
     three.until_condition("gang-1", "PodScheduled", "False", "WaitingForPodGroup")
     three.make_pod("gang-2", **of(50, "group", 2))
