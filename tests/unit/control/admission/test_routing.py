@@ -134,4 +134,4 @@ def test_a_profile_uses_only_its_own_nodes_and_why_says_so() -> None:
 def test_a_configuration_problem_is_reported_with_its_path(toml: str, path: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         check_scheduling(scheduling(toml))
-    assert [f"scheduling.{path}"] == [location for location, _ in refused.value.problems]
+    assert {f"scheduling.{path}"} <= {location for location, _ in refused.value.problems}
