@@ -84,6 +84,7 @@ class NodeScaling:
         self.plan = CapacityPlan()
         self.outlooks: dict[JobId, CapacityOutlook] = {}
         self._confirmed: set[NodeName] = set()  # reported as starting by their backend
+        self._off: set[NodeName] = set()  # last reported as potential, which is not repeated
         self._due: list[tuple[int, NodeName]] = []
         self._unmet = True  # minimum and warm nodes have to be checked
         cluster.signals.run_opened.append(self._run_opened)
@@ -103,6 +104,7 @@ class NodeScaling:
         if not node.group:
             return node
         self._unmet = True
+        (self._off.add if node.phase == "potential" else self._off.discard)(node.name)
         if order is None:
             if node.phase == "potential":
                 return node
@@ -153,6 +155,7 @@ class NodeScaling:
     def lost(self, name: NodeName, now_ms: int) -> None:
         """Its backend does not offer the node any more."""
         order = self._cluster.node_orders.get(name)
+        self._off.discard(name)
         if order is not None:
             self.ended(order, now_ms, "" if order.phase == "stopping" else "its backend does not offer it any more")
 
@@ -301,6 +304,9 @@ class NodeScaling:
             self._failed(order.name, now_ms, "BOOT_TIMEOUT", reason, self.policy.of(order.node).tries)
             self._cluster.emit("node.boot_failed", now_ms, node=order.name, reason=reason)
             self._release(order, now_ms, reason)
+        elif order.phase == "stopping" and order.name in self._off:
+            self.ended(order, now_ms, "")  # its order never arrived, so its backend has nothing to report
+            self._cluster.put_node(structs.replace(order.node, phase="potential"))
         elif order.phase == "stopping":
             self._cluster.emit("node.still_running", now_ms, node=order.name, since_ms=order.changed_ms)
             self._release(order, now_ms, "")

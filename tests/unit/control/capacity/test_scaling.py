@@ -142,3 +142,17 @@ def test_nothing_is_placed_on_a_node_that_is_being_stopped():
     cloud.submit(2, cpu="4")
     assert cloud.state(2) == "pending"
     assert not any(isinstance(act, WantNodes) for act in cloud.acts)
+
+
+def test_an_order_that_never_arrived_ends_after_its_release():
+    cloud = cloud_of(1)
+    cloud.submit(1, cpu="4")
+    cloud.plan()
+    cloud._due.clear()  # the order is lost
+    cloud.step(NodeJoined(cloud.offered["small-1"]))
+    assert cloud.phases() == {"small-1": "starting"}
+    cloud.advance(200_000)
+    assert cloud.phases() == {"small-1": "stopping"}
+    cloud._due.clear()  # its backend repeats no report
+    cloud.advance(300_000)
+    assert (cloud.phases(), cloud.orders) == ({}, {})
