@@ -26,7 +26,6 @@ MachineState = Literal["off", "starting", "on", "stopping"]
 # How often machines are listed: while some change, and otherwise.
 CHANGING_S, STEADY_S = 2.0, 30.0
 TOKEN_TTL_MS = 3_600_000
-PROBLEM = "MACHINE_PROBLEM"
 CALL_TIMEOUT_S = 50.0
 
 
@@ -162,7 +161,7 @@ class MachineBackend(AgentBackend):
                 losses_milli=machine.losses_milli,
             )  # fmt: skip
         elif machine.state == "off":
-            code = PROBLEM if machine.problem else ""
+            code = "MACHINE_PROBLEM" if machine.problem else ""
             node = structs.replace(
                 node, phase="potential", ready=not code, not_ready_code=code, not_ready_reason=machine.problem
             )
@@ -208,7 +207,7 @@ class MachineBackend(AgentBackend):
             if machine is None:
                 answer[name] = BackendRefused(f"backend {self.name} has no machine {name}")
             elif machine.problem:
-                answer[name] = BackendRefused(machine.problem, code=PROBLEM)  # others of its group may start
+                answer[name] = BackendRefused(machine.problem, code="MACHINE_PROBLEM")  # others of its group may start
             elif machine.state in ("off", "stopping"):
                 joins[name] = Join(name, self._url, await self._token(name))
         if joins:
