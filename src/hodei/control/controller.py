@@ -555,7 +555,7 @@ class Controller:
                 queue.back_off(gang, until_ms)
             return
         self.accounts.refused(gang, refusal, now_ms)
-        known_ms = None if "time" in refusal.requeue_on else self.preemption.next_change_ms(now_ms)
+        known_ms = None if "time" in refusal.requeue_on else self.preemption.next_change_ms()
         if self.preemption.retry_later and known_ms is not None:
             refusal = structs.replace(refusal, requeue_on=(*refusal.requeue_on, "time"))
         queue.refused(gang, refusal)

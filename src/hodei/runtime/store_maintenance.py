@@ -87,7 +87,7 @@ class Retention:
         if self._audit_retention_ms:
             old = now - self._audit_retention_ms
             pruned["audit"] = await self._in_batches(lambda limit: store.prune_audit(before_ms=old, limit=limit))
-        await self._in_batches(lambda limit: store.shrink(limit))
+        await self._in_batches(store.shrink)
         for kind, count in pruned.items():
             service.prometheus.pruned.labels(kind).inc(count)
         if any(pruned.values()):

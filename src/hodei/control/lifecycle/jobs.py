@@ -183,7 +183,7 @@ class JobLifecycle:
     def stop_all(self, job: Job, reason: StopReason, now_ms: int) -> None:
         if job.spec.gang.per_node and reason.code in _STOPS_MEMBERS:
             for run in self._cluster.live_runs(job.id):
-                self.shrink(run, reason, now_ms)
+                self.shrink(run, reason)
             return
         for run in self._cluster.live_runs(job.id):
             # A cancel interrupts a checkpoint that a stopping run may be taking.
@@ -202,7 +202,7 @@ class JobLifecycle:
         self._cluster.wake("run_ended")
         self.finish(job, "cancelled", now_ms, "GANG_SPLIT", "its members continue as jobs of their own")
 
-    def shrink(self, run: Run, reason: StopReason, now_ms: int) -> None:
+    def shrink(self, run: Run, reason: StopReason) -> None:
         """Stop one member; its gang goes on without it."""
         if run.stop_reason is None or run.id in self._cluster.withdrawn_stops:
             self._stop(self._cluster.jobs[run.job], run, structs.replace(reason, gang="shrink"))
@@ -211,7 +211,7 @@ class JobLifecycle:
         """Stop a run because of its node: alone if its gang replaces members, else with the whole gang."""
         job = self._cluster.jobs[run.job]
         if job.spec.gang.per_node:
-            self.shrink(run, reason, now_ms)
+            self.shrink(run, reason)
         elif job.spec.gang.on_failure != "repair" or job.spec.size == 1:
             self.stop_all(job, reason, now_ms)
         elif run.stop_reason is None or run.id in self._cluster.withdrawn_stops:

@@ -225,9 +225,9 @@ class PreemptionControl:
         until_ms = max(protected[victim.id] for victim in kept)
         return Protection(tuple(kept), until_ms, "max_per_job" if until_ms >= FOREVER else "min_runtime")
 
-    def next_change_ms(self, now_ms: int) -> int:
+    def next_change_ms(self) -> int:
         """When time alone may next allow more: a protection ends, or the budget allows one more victim."""
-        first = self._victim_index.next_unprotected_ms(now_ms)
+        first = self._victim_index.next_unprotected_ms()
         if self._policy.budget and self._evicted_at:
             first = min(first, self._evicted_at[0] + self._policy.interval_ms)
         return first
@@ -277,7 +277,7 @@ class PreemptionControl:
             return
         reason = StopReason("preempted", f"by {by}", gang="shrink")
         for run in self._runs_of(victim):
-            self._lifecycle.shrink(run, reason, now_ms)
+            self._lifecycle.shrink(run, reason)
         self._cluster.emit(
             "job.shrunk", now_ms, job=victim.id, by=gang.id, members=list(victim.members), reason=reason.text
         )  # fmt: skip

@@ -277,7 +277,7 @@ class VictimIndex:
         """Resources held per node by one class; absent means 0."""
         return self._held.get(rank, {})
 
-    def next_unprotected_ms(self, now_ms: int) -> int:
+    def next_unprotected_ms(self) -> int:
         """When the next protection expires; FOREVER if none does."""
         return self._protected[0][0] if self._protected else FOREVER
 

@@ -115,7 +115,7 @@ class VolumeBinder:
             elif not claim.bound and key in annotated:
                 raise BindFailed(f"no volume can be provisioned for the claim {name} on node {node}")
 
-    def _storage_changed(self, claim: Claim | None) -> None:
+    def _storage_changed(self) -> None:
         """Drop assumptions that the cluster now shows."""
         self._changed.set()
         claims, volumes = self._cache.claims.objects, self._cache.volumes.objects

@@ -190,8 +190,8 @@ SELECTING_KINDS = ("ReplicaSet", "StatefulSet")
 
 
 class ClusterCache:
-    """Others subscribe to its changes: `storage_changed` (with the claim if it is one), `drivers_changed` (the CSI drivers of
-    a node), and `pods_affected`, after a batch of changes that pending pods may depend on."""
+    """Others subscribe to its changes: `storage_changed`, `drivers_changed` (the CSI drivers of a node), and
+    `pods_affected`, after a batch of changes that pending pods may depend on."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class ClusterCache:
         self.pending_volcano_groups: dict[tuple[str, str], None] = {}
         self.projects: dict[str, Mapping[str, str]] = {}
         self.budgets = Budgets()
-        self.storage_changed: list[Callable[[k8s.Claim | None], None]] = []
+        self.storage_changed: list[Callable[[], None]] = []
         self.drivers_changed: list[Callable[[str], None]] = []
         self.pods_affected: list[Callable[[], None]] = []
         self._services: dict[str, tuple[k8s.Service, ...]] = {}
@@ -220,7 +220,7 @@ class ClusterCache:
         def storage(key: Any, before: Any, after: Any) -> None:
             self.version += 1
             for listener in self.storage_changed:
-                listener(after if isinstance(after, k8s.Claim) else None)
+                listener()
             check_readable(after)
 
         def drivers(name: str, before: k8s.CsiNode | None, after: k8s.CsiNode | None) -> None:

@@ -100,9 +100,8 @@ def test_a_shrunk_gang_succeeds_with_the_remaining_members():
     harness.submit(1, count=3, min_count=1, gang=ELASTIC)
     mark_running(harness, *harness.started())
     cluster = harness.controller.cluster
-    harness.controller._lifecycle.shrink(
-        cluster.run("1.2.1"), StopReason("preempted", "by job 9 (urgent, priority 750)"), harness.now_ms
-    )
+    reason = StopReason("preempted", "by job 9 (urgent, priority 750)")
+    harness.controller._lifecycle.shrink(cluster.run("1.2.1"), reason)
     harness.step()
     assert harness.stopped() == ["1.2.1"]
     harness.submit(2, cpu=3)  # prevents immediate growth
