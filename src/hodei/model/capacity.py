@@ -51,9 +51,11 @@ class CapacityOutlook(Struct, frozen=True, omit_defaults=True):
 
 
 class CapacityPlan(Struct, frozen=True, omit_defaults=True):
-    """`drain`: nodes whose work fits on others, so that they can be emptied and released."""
+    """`drain`: nodes whose work fits on others, so that they can be emptied and released. `keep`: ready nodes of gangs that
+    wait for further nodes to start."""
 
     made_ms: int = 0
     order: tuple[PlannedNode, ...] = ()
     drain: tuple[NodeName, ...] = ()
     outlooks: tuple[CapacityOutlook, ...] = ()
+    keep: tuple[NodeName, ...] = ()

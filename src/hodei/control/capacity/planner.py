@@ -155,7 +155,7 @@ class _Planner:
 
     def _affordable(self, group: str, table: Table) -> np.ndarray:
         """The rows of the unused new nodes of a group that the limit on the cost allows."""
-        found = self._group_rows[group]
+        found: np.ndarray = self._group_rows[group]
         found = found[table.runs[found] == 0]
         limit = self._scaling.policy.max_cost_milli
         if limit:
@@ -188,9 +188,13 @@ class _Planner:
 
     def answer(self, drain: tuple[NodeName, ...]) -> CapacityPlan:
         jobs_on: dict[NodeName, list[JobId]] = defaultdict(list)
+        orders = self._controller.cluster.node_orders
+        keep: set[NodeName] = set()
         outlooks = []
         for job, names in sorted(self._placed.items()):
             new = sorted({name for name in names if name in self._new})
+            if new or any(self._starting_ms(name) for name in names):
+                keep.update(name for name in names if name in orders and orders[name].phase == "ready")
             for name in new:
                 jobs_on[name].append(job)
             if new:
@@ -206,7 +210,7 @@ class _Planner:
                 )
         outlooks += [CapacityOutlook(job, note=text) for job, text in self._notes.items() if job not in self._placed]
         wanted = tuple(PlannedNode(name, tuple(jobs_on[name])) for name in sorted(jobs_on))
-        return CapacityPlan(self._now_ms, wanted, drain, tuple(outlooks))
+        return CapacityPlan(self._now_ms, wanted, drain, tuple(outlooks), tuple(sorted(keep)))
 
     def _starting_ms(self, name: NodeName) -> int:
         """When an ordered node that is starting will be ready; 0 for other nodes."""

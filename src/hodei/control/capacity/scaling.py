@@ -220,10 +220,11 @@ class NodeScaling:
 
     def is_known(self, plan: CapacityPlan) -> bool:
         """Whether a plan orders nothing and says what the last one said."""
-        return not plan.order and not plan.drain and plan.outlooks == self.plan.outlooks
+        return not plan.order and not plan.drain and (plan.outlooks, plan.keep) == (self.plan.outlooks, self.plan.keep)
 
     def apply(self, plan: CapacityPlan, now_ms: int) -> list[NodeName]:
         """Order the nodes of the plan; returns the nodes to drain."""
+        self._unmet = self._unmet or plan.keep != self.plan.keep
         self.plan = plan
         self.outlooks = {each.job: each for each in plan.outlooks}
         for planned in plan.order:
@@ -329,7 +330,9 @@ class NodeScaling:
         return order.idle_ms + policy.idle_ms if order.idle_ms else None
 
     def _spare(self, order: NodeOrder) -> bool:
-        """Whether its group keeps enough nodes and enough idle ones without it."""
+        """Whether its group keeps enough nodes and enough idle ones without it, and no gang waits with it for others."""
+        if order.name in self.plan.keep:
+            return False
         policy = self.policy.of(order.node)
         members = self.members(order.node.group)
         idle = sum(each.phase == "ready" and bool(each.idle_ms) for each in members)

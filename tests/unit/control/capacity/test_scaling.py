@@ -144,6 +144,18 @@ def test_nothing_is_placed_on_a_node_that_is_being_stopped():
     assert not any(isinstance(act, WantNodes) for act in cloud.acts)
 
 
+def test_an_idle_node_stays_while_a_gang_waits_for_another_one():
+    cloud = cloud_of(2, boot_timeout_ms=400_000)
+    cloud.broken.add("small-2")
+    cloud.submit(1, cpu="4", count=2)
+    cloud.run(BOOT_MS + IDLE_MS - 12_000)
+    cloud.broken.clear()
+    cloud.run(20_000)
+    assert cloud.phases() == {"small-1": "ready", "small-2": "starting"}, "idle for longer, but needed"
+    cloud.step(NodeJoined(structs.replace(cloud.offered["small-2"], phase="ready")))
+    assert cloud.state() == "scheduled"
+
+
 def test_an_order_that_never_arrived_ends_after_its_release():
     cloud = cloud_of(1)
     cloud.submit(1, cpu="4")
