@@ -1,8 +1,8 @@
-"""Real `hodei` processes that start in a tenth of the time: forks of a process that has imported everything.
+"""Real `hodei` processes that start in a tenth of the time, as forks of a process that has imported everything.
 
-What a fork does not prove: that a fresh interpreter imports what it needs, and that nothing depends on its hash seed. So
-tests start fresh processes for a restarted server, for commands with other variables than HODEI_*, and for `hodei up -d`;
-servers and commands come from two fork servers with two hash seeds.
+A fork does not show that a fresh interpreter imports what it needs, or that nothing depends on the hash seed. So tests start
+fresh processes for restarted servers, for commands with variables other than HODEI_*, and for `hodei up -d`, and servers
+and commands are forks of two processes with different hash seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _NUMBER = struct.Struct("i")
-# Imported by a server only when it starts to serve.
+# A server imports these only when it starts to serve.
 _LAZY = (
     "uvicorn.lifespan.off",
     "uvicorn.lifespan.on",
@@ -37,7 +37,7 @@ _MAINS: dict[str, Callable[[], object]] = {}
 
 
 class ForkedProcess:
-    """What tests use of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int, status: int, args: list[str]) -> None:
         self.pid, self.args = pid, args
@@ -76,9 +76,9 @@ class ForkServer:
     def __init__(self, program: str) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            # Forks keep this command line, and `hodei down` recognises a server by the name in it.
+            # Forks keep this command line, and `hodei down` recognises a server by the module name in it.
             command = [sys.executable, __file__, str(theirs.fileno()), f"hodei.{program}"]
-            # A session of its own, so that Ctrl-C ends the tests and not what they still have to stop.
+            # In another session, so that Ctrl-C ends the tests but not the processes that they still have to stop.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL
             )
@@ -98,6 +98,9 @@ class ForkServer:
         request = pickle.dumps((program, args, env, os.getcwd(), new_session))
         try:
             socket.send_fds(self._socket, [_NUMBER.pack(len(request))], [*files, theirs])
+        except BrokenPipeError:
+            os.close(ours)
+            raise AssertionError(f"{self._process.args} has ended: see its error in the first test of it") from None
         finally:
             os.close(theirs)
         self._socket.sendall(request)
@@ -136,7 +139,7 @@ def fork_server(program: str) -> ForkServer:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork as ordered, report the pid and later the exit status of each fork, until the tests close the connection."""
+    """Fork on request, and report the pid and later the exit status of each fork, until the connection is closed."""
     children: dict[int, tuple[int, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
@@ -177,7 +180,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _run(request: tuple[str, list[str], dict[str, str], str, bool], files: list[int]) -> None:
-    """Become the ordered process; ends with SystemExit."""
+    """Run the program in this fork; ends with SystemExit."""
     program, args, env, directory, new_session = request
     for fd, file in enumerate(files):
         os.dup2(file, fd)
@@ -207,7 +210,7 @@ def _preload() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    order = socket.socket(fileno=int(sys.argv[1]))
-    order.set_inheritable(False)
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests.set_inheritable(False)
     _preload()
-    _serve(order)
+    _serve(requests)

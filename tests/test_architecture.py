@@ -1,4 +1,4 @@
-"""Architecture: import contracts, no clock or I/O below the runtime, a docstring in every module, no vague names."""
+"""Import contracts, no clock or I/O below the runtime, a docstring in every module, no vague module names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "hodei"
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("model", "engine", "plugins", "control")]
 PURE.append(SOURCE / "ports.py")
-# Below the runtime, time and random numbers are arguments, and nothing waits.
+# Below the runtime, time and random numbers are arguments, and no code waits.
 FORBIDDEN = {"time", "random", "asyncio", "threading", "socket", "subprocess", "os", "uuid", "secrets"}
 FORBIDDEN_CALLS = {"now", "utcnow", "today", "sleep", "urandom", "open"}
 
@@ -42,7 +42,7 @@ def test_every_module_has_a_docstring(path):
 
 
 @every_pure_file
-def test_below_the_runtime_nothing_reads_a_clock_draws_random_numbers_or_waits(path):
+def test_pure_packages_read_no_clock_draw_no_random_numbers_and_do_not_wait(path):
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         match node:

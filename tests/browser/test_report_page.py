@@ -1,6 +1,6 @@
-"""The page of a comparison, in a real Chromium: every picture is to be seen, in light and dark, on wide and narrow screens.
+"""The page of a comparison in a real Chromium: every picture is visible, in light and dark, on wide and narrow screens.
 
-The results are made up (`fake_results`): that a replay gives such results is for other tests to say.
+The results are made up (`fake_results`). Other tests check the results of replays.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hodei.sim.report import write_report
 from unit.sim.report.fake_results import some_results
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-SHARED, GANTTS = 7, 6  # pictures; of the Gantt charts those of the first policy are open
+SHARED, GANTTS = 7, 6  # numbers of pictures
 
-# Where each picture is and how large, and the height of what is drawn in it: nothing at all would be a height of 0.
+# The name and size of each picture, and how many of its paths are visible.
 PICTURES = """
 return [...document.querySelectorAll("figure svg")].map(svg => {
   const box = svg.getBoundingClientRect(), lines = [...svg.querySelectorAll("path")];
@@ -33,10 +33,10 @@ return [...document.querySelectorAll("figure svg")].map(svg => {
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if missing():
         if os.environ.get("CI"):
-            pytest.fail(f"{missing()} is not installed, and in CI it must be: apt-get install chromium chromium-driver")
+            pytest.fail(f"{missing()} is not installed, which CI requires: apt-get install chromium chromium-driver")
         pytest.skip(f"{missing()} is not installed")
-    with browsing(tmp_path_factory.mktemp("chromium") / "driver.log") as found:
-        yield found
+    with browsing(tmp_path_factory.mktemp("chromium") / "driver.log") as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380], ids=["wide", "narrow"])
-def test_every_picture_is_seen_and_nothing_is_complained_about(
+def test_every_picture_is_visible_and_the_console_has_no_warnings(
     browser: Browser, report: Path, width: int, scheme: Literal["light", "dark"]
 ):
     browser.resize(width, 900)
@@ -62,14 +62,12 @@ def test_every_picture_is_seen_and_nothing_is_complained_about(
         assert picture["width"] >= 600, picture
         assert picture["height"] >= 100, picture
         assert picture["drawn"] >= 5, picture
-    assert browser.run("return document.documentElement.scrollWidth") <= width, (
-        "the page as a whole is not pushed aside"
-    )
-    assert browser.complaints() == []
-    assert browser.picture().startswith(b"\x89PNG")
+    assert browser.run("return document.documentElement.scrollWidth") <= width, "the page does not scroll sideways"
+    assert browser.warnings() == []
+    assert browser.screenshot().startswith(b"\x89PNG")
 
 
-def test_in_the_dark_letters_are_light_and_the_paper_is_dark(browser: Browser, report: Path):
+def test_the_dark_scheme_has_light_text_on_a_dark_background(browser: Browser, report: Path):
     seen = {}
     for scheme in ("light", "dark"):
         browser.prefer(scheme)
@@ -100,4 +98,4 @@ def test_a_click_on_a_column_sorts_the_table_and_pointing_at_a_bar_names_its_job
         """
     )
     assert "job" in tip.lower()
-    assert browser.complaints() == []
+    assert browser.warnings() == []

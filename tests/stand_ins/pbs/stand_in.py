@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""A stand-in for PBS: what it prints, and with which return codes, is what a real OpenPBS 23.06 printed when recorded.
+"""A stand-in for PBS. Its output and exit codes are recorded from OpenPBS 23.06.
 
-Called as qsub, qstat, qdel, qsig or pbsnodes (copies of this file in a directory of the test's own, where it also keeps its
-jobs). Jobs are processes of this machine, started at once. As with PBS, a script is run below a login shell that reads its name
-from stdin, and a program (`qsub -- PROGRAM`) is the job's first process itself; a job is over when that one is, and what is
-left of its session is killed.
+It is called as qsub, qstat, qdel, qsig or pbsnodes: copies of this file in a directory that also has the jobs. Jobs are
+local processes and start at once. As with PBS, a script runs below a login shell that reads its name from stdin, and a
+program (`qsub -- PROGRAM`) is the first process of the job. When that process ends, the job ends and the rest of its
+session is killed.
 
-Files in the directory make trouble. `closed`: jobs wait. `down`: nobody listens. `hung`: the server does not answer; what is
-handed in waits in its socket, and is accepted when it goes on, whether or not qsub is still there. `cut`: what is handed in is
-accepted, and the connection breaks before the answer. `enforce`: a job that goes over its memory is killed. `queues.json`:
-what queues there are.
+Files in the directory inject faults. `closed`: jobs stay queued. `down`: connections are refused. `hung`: the server does
+not respond; submitted jobs are accepted when the file is removed, even if qsub was killed. `cut`: jobs are accepted, and
+the connection breaks before the response. `enforce`: a job over its memory limit is killed. `queues.json`: the queues.
 
-It does not prove: that a real qsub takes these options, how a real server queues, places, limits, suspends, loses or forgets
-jobs, how output is written over a network, in which order a real server works off what waited while it hung, or what other
-versions print. A real server has to be asked for that.
+It does not show whether a real qsub accepts these options, how a real server queues, places, limits, suspends or loses
+jobs, how output is copied over a network, in which order a real server processes requests after a hang, or what other
+versions print. These need a real server.
 """
 
 import fcntl
@@ -33,7 +32,7 @@ RESOURCES = ("ncpus", "mem", "ngpus", "vnode", "host")
 UNKNOWN, FINISHED, BAD_QUEUE, BAD_RESOURCE = 153, 35, 170, 187
 
 
-def say(problem, code):
+def fail(problem, code):
     sys.stderr.write(problem + "\n")
     sys.exit(code)
 
@@ -58,7 +57,7 @@ def save(number, job):
 
 
 def change(number, **fields):
-    """All changes of jobs go one after the other."""
+    """Change a job under the lock."""
     with open(os.path.join(HOME, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = load(number)
@@ -73,21 +72,21 @@ def answer(**fields):
     )
 
 
-def there(name):
+def exists(name):
     return os.path.exists(os.path.join(HOME, name))
 
 
 def reach_server(command):
-    """Returns when it listens and answers."""
-    if there("down"):
-        say(f"Connection refused\n{command}: cannot connect to server {SERVER} (errno=111)", 111)
-    while there("hung"):
+    """Return when the server responds."""
+    if exists("down"):
+        fail(f"Connection refused\n{command}: cannot connect to server {SERVER} (errno=111)", 111)
+    while exists("hung"):
         time.sleep(0.02)
 
 
 def queues():
     queue = {"queue_type": "Execution", "total_jobs": 0, "enabled": "True", "started": "True"}
-    if not there("queues.json"):
+    if not exists("queues.json"):
         return dict.fromkeys(QUEUES, queue)
     with open(os.path.join(HOME, "queues.json")) as file:
         return {name: {**queue, **fields} for name, fields in json.load(file).items()}
@@ -98,8 +97,8 @@ def full(number):
 
 
 def qsub(words):
-    """The server's side is a process of its own: it goes on when qsub is killed."""
-    if there("down"):
+    """The server runs in another process, which continues when qsub is killed."""
+    if exists("down"):
         reach_server("qsub")
     script = b"" if "--" in words else sys.stdin.buffer.read()
     answer, theirs = os.pipe()
@@ -108,10 +107,10 @@ def qsub(words):
         os.close(answer)
         for stream in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-        for held in range(3, 64):  # also the lock that the backend has its commands hold
-            if held != theirs:
+        for fd in range(3, 64):  # also the lock that the backend's commands inherit
+            if fd != theirs:
                 try:
-                    os.close(held)
+                    os.close(fd)
                 except OSError:
                     pass
         os.dup2(theirs, 1)
@@ -119,11 +118,11 @@ def qsub(words):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         code = 0
         try:
-            while there("hung"):
+            while exists("hung"):
                 time.sleep(0.02)
             accept(words, script)
-            if there("cut"):
-                os._exit(0)  # and nobody hears of it
+            if exists("cut"):
+                os._exit(0)  # without a response
         except SystemExit as error:
             code = error.code or 0
         except BaseException as error:
@@ -136,12 +135,12 @@ def qsub(words):
             pass
         os._exit(0)
     os.close(theirs)
-    said = b""
+    response = b""
     while chunk := os.read(answer, 65536):
-        said += chunk
-    text, end, code = said.decode().rpartition("\n")
+        response += chunk
+    text, end, code = response.decode().rpartition("\n")
     if not end:
-        say("qsub: Protocol error", 15031 % 256)
+        fail("qsub: Protocol error", 15031 % 256)
     (sys.stdout if code == "0" else sys.stderr).write(text)
     sys.exit(int(code))
 
@@ -154,7 +153,7 @@ def accept(words, script):
     while words:
         letter = words.pop(0)
         if letter == "-V" or not letter.startswith("-"):
-            say("qsub: illegal option here", 2)
+            fail("qsub: illegal option here", 2)
         value = words.pop(0)
         if letter == "-v":
             variables.update(pair.split("=", 1) for pair in value.split(","))
@@ -164,15 +163,15 @@ def accept(words, script):
             options[letter[1]] = value
     queue = options.get("q", "workq")
     if queue not in queues():
-        say("qsub: Unknown queue", BAD_QUEUE)
+        fail("qsub: Unknown queue", BAD_QUEUE)
     if queues()[queue].get("from_route_only") == "True":
-        say("qsub: Access to queue is denied", 15022 % 256)
+        fail("qsub: Access to queue is denied", 15022 % 256)
     while queues()[queue]["queue_type"] == "Route":
         queue = queues()[queue]["route_destinations"].split(",")[0]
     chunk = dict(pair.split("=", 1) for pair in resources["select"].split(":")[1:])
     for name in chunk:
         if name not in RESOURCES:
-            say(f"qsub: Unknown resource: {name}", BAD_RESOURCE)
+            fail(f"qsub: Unknown resource: {name}", BAD_RESOURCE)
     os.makedirs(JOBS, exist_ok=True)
     with open(os.path.join(HOME, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -199,7 +198,7 @@ def accept(words, script):
 
 
 def mom(home, name):
-    """Runs one job, as the daemon on a node would."""
+    """Run one job, as the daemon on a node does."""
     global HOME, JOBS
     HOME, JOBS = home, os.path.join(home, "jobs")
     wanted = dict(pair.split("=", 1) for pair in load(name)["schedselect"].split(":")[1:])
@@ -217,7 +216,7 @@ def mom(home, name):
     where = f"({vnode}:ncpus={wanted['ncpus']})"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     streams = [os.open(job[key].split(":", 1)[1], flags, 0o600) for key in ("Output_Path", "Error_Path")]
-    # A home of its own: the scripts are login shells, and must not wait for what the tester's profile does.
+    # Another HOME, because scripts run in login shells, and must not run the user's profile.
     env = {**os.environ, "HOME": HOME, "PBS_JOBID": name, "PBS_QUEUE": job["queue"], "HOSTNAME": vnode}
     own = {"stdout": streams[0], "stderr": streams[1], "env": env, "cwd": "/", "start_new_session": True}
     if job["program"]:
@@ -231,7 +230,7 @@ def mom(home, name):
     limit, over = int(wanted["mem"].removesuffix("mb")) << 20, False
     while (code := process.poll()) is None:
         time.sleep(0.05)
-        if not over and there("enforce") and memory(process.pid) > limit:
+        if not over and exists("enforce") and memory(process.pid) > limit:
             over = True
             kill(process.pid, signal.SIGKILL)
     kill(process.pid, signal.SIGKILL)
@@ -240,9 +239,9 @@ def mom(home, name):
         change(name, job_state="F", substate=93, Exit_status=-27, obittime=ctime(),
                history_timestamp=int(time.time()), comment=job["comment"] + " and exceeded resource mem")  # fmt: skip
         return
-    told = "" if job.get("deleted") else " and failed" if code else " and finished"
+    suffix = "" if job.get("deleted") else " and failed" if code else " and finished"
     change(name, job_state="F", substate=93, Exit_status=256 - code if code < 0 else code, obittime=ctime(),
-           history_timestamp=int(time.time()), comment=job["comment"] + told)  # fmt: skip
+           history_timestamp=int(time.time()), comment=job["comment"] + suffix)  # fmt: skip
 
 
 def kill(leader, sign):
@@ -254,7 +253,7 @@ def kill(leader, sign):
 
 
 def memory(leader):
-    """What the processes of a session hold, in bytes."""
+    """The resident memory of a session's processes in bytes."""
     total = 0
     for pid in session(leader):
         try:
@@ -284,10 +283,10 @@ def qstat(words):
     if "-Q" in words:
         return answer(Queue=queues())
     history = "-x" in words
-    asked = [full(word) for word in words if not word.startswith("-") and word != "json"]
+    requested = [full(word) for word in words if not word.startswith("-") and word != "json"]
     known = sorted(name[:-5] for name in os.listdir(JOBS) if name.endswith(".json")) if os.path.isdir(JOBS) else []
     found, code = {}, 0
-    for number in asked or known:
+    for number in requested or known:
         if number not in known:
             sys.stderr.write(f"qstat: Unknown Job Id {number}\n")
             code = UNKNOWN
@@ -296,7 +295,7 @@ def qstat(words):
         job.pop("deleted", None)
         job.pop("program", None)
         if job["job_state"] == "F" and not history:
-            if asked:
+            if requested:
                 sys.stderr.write(
                     f"qstat: {number} Job has finished, use -x or -H to obtain historical job information\n"
                 )
@@ -307,18 +306,18 @@ def qstat(words):
     sys.exit(code)
 
 
-def one(command, number):
+def load_active(command, number):
     number = full(number)
     if not os.path.exists(path_of(number)):
-        say(f"{command}: Unknown Job Id {number}", UNKNOWN)
+        fail(f"{command}: Unknown Job Id {number}", UNKNOWN)
     job = load(number)
     if job["job_state"] == "F":
-        say(f"{command}: Job has finished {number}", FINISHED)
+        fail(f"{command}: Job has finished {number}", FINISHED)
     return number, job
 
 
 def qdel(words):
-    number, job = one("qdel", words[-1])
+    number, job = load_active("qdel", words[-1])
     if "session_id" not in job:
         change(number, job_state="F", substate=91, obittime=ctime(), comment="Not Running: terminated by root@vm")
         return
@@ -329,9 +328,9 @@ def qdel(words):
 
 
 def qsig(words):
-    number, job = one("qsig", words[-1])
+    number, job = load_active("qsig", words[-1])
     if "session_id" not in job:
-        say(f"qsig: Request invalid for state of job {number}", 156)
+        fail(f"qsig: Request invalid for state of job {number}", 156)
     kill(job["session_id"], signal.Signals[words[words.index("-s") + 1]])
 
 
