@@ -43,7 +43,8 @@ def plan_capacity(controller: Controller, now_ms: int, go_on: Callable[[], bool]
     offered = _offered_groups(scaling, controller.cluster.nodes.values(), now_ms)
     pending = any(controller.pending().values())
     drain = () if pending else _nodes_to_drain(controller, now_ms)
-    if not pending or not offered:
+    starting = any(order.phase == "starting" for order in controller.cluster.node_orders.values())
+    if not pending or not (offered or starting):
         return CapacityPlan(now_ms, drain=drain)
     planner = _Planner(controller, offered, now_ms)
     planner.run(go_on)
@@ -127,7 +128,7 @@ class _Planner:
             group: np.array([table.row[node.name] for node in nodes if node.name in table.row], dtype=np.intp)
             for group, nodes in self._offered.items()
         }
-        self._new_rows = np.concatenate(list(self._group_rows.values()))
+        self._new_rows = np.concatenate([np.zeros(0, dtype=np.intp), *self._group_rows.values()])
         self._costs = np.array([node.cost_milli for node in table.nodes], dtype=np.int64)
 
     def unused(self, table: Table) -> np.ndarray:
@@ -166,7 +167,7 @@ class _Planner:
     def _starts_soon(self, gang: Gang) -> bool:
         """Whether it starts on existing nodes before a new one would be ready."""
         start_ms = self._forecasts.get(gang.id)
-        if start_ms is None:
+        if start_ms is None or not self._offered:
             return False
         fastest = min(self._scaling.startup_ms_of(nodes[0]) for nodes in self._offered.values())
         if start_ms > self._now_ms + fastest + self._scaling.policy.slack_ms:
