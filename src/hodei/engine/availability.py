@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from hodei.model.resources import Resources
 
 FOREVER = 1 << 62
 _NOTHING: Resources = {}
+_by_end = attrgetter("end_ms", "run")  # of a span
 
 
 class Span(NamedTuple):
@@ -283,10 +285,6 @@ class AvailabilityProfile:
                     if resource in free:
                         free[resource] += amount
         return free
-
-
-def _by_end(span: Span) -> tuple[int, RunId]:
-    return span.end_ms, span.run
 
 
 def _corrected(span: Span, now_ms: int) -> Span:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Reason, qos
-from hodei.model.node import Node, Pool
+from hodei.model.node import Node
 from hodei.model.resources import CPU, MEMORY, human_amount
 from hodei.plugins.allocation import STRATEGIES
 
@@ -111,13 +112,13 @@ class Pools:
         return tuple(member.task.request.items())
 
     def stamp(self, member: Member, table: Table) -> Hashable:
-        pools = table.interned("pool", _pool_of)
+        pools = table.interned("pool", attrgetter("pool"))
         if not _has_pools(pools):
             return 0
         return tuple(_usage_by_pool(table, pools, resource).tobytes() for resource in member.task.request)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        pools = nodes.table.interned("pool", _pool_of)
+        pools = nodes.table.interned("pool", attrgetter("pool"))
         if not _has_pools(pools):
             return ()
         here = pools.ids[nodes.rows]
@@ -136,10 +137,6 @@ class Pools:
             text = f"the machines that it shares with other nodes have no {resource} left"
             out.append((full[here], Reason(self.name, "SHARED_MACHINES_FULL", text, evictable=True)))
         return out
-
-
-def _pool_of(node: Node) -> Pool | None:
-    return node.pool
 
 
 def _has_pools(pools: Interned) -> bool:

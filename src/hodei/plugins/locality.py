@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, NO_OPINION, Reads, Refusals, Trigger
@@ -92,7 +93,7 @@ class DataLocality:
         inputs = member.job.inputs
         if not inputs:
             return None
-        column = nodes.by("data and location", _held)
+        column = nodes.by("data and location", attrgetter("data", "location"))
         wanted = frozenset(inputs)
         # Zones of the same name in two regions are different zones.
         zones = {
@@ -116,10 +117,6 @@ class DataLocality:
             return 0
 
         return column.numbers(lambda held: sum(nearness(held, name) for name in inputs) // len(inputs))
-
-
-def _held(node: Node) -> Held:
-    return node.data, node.location
 
 
 Regions = tuple[str, ...]

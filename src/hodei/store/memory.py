@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -26,6 +27,7 @@ from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened
 from hodei.store.batch import Batch, keep_decision, keep_spec, sort_saves
 
 T = TypeVar("T")
+_seq = attrgetter("seq")
 
 _DAY_MS = 86_400_000
 
@@ -302,10 +304,6 @@ class MemoryStore:
             raise Unavailable("the store is not open", hint="open it before writing")
         if self._epoch != self._memory.epoch:
             raise StaleEpoch("another writer has opened this store since", hint="stop this server")
-
-
-def _seq(event: Event) -> int:
-    return event.seq
 
 
 def _replace(table: dict[str, T], key: str, value: T | None) -> None:

@@ -9,6 +9,7 @@ import gc
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, get_args
 
 from hodei.model.accounting import CostRow
@@ -96,6 +97,8 @@ _MAX_ID = 2**63 - 1
 _JOB_COLUMNS = ", ".join([*(f"job.{column}" for column in rows.JOB_STATUS), "spec.body"])
 _RUN_COLUMNS = ", ".join(f"run.{column}" for column in rows.RUN)
 _EVENT_COLUMNS = ", ".join(rows.EVENT)
+_first, _run_key = itemgetter(0), itemgetter(0, 1, 2)  # of a row
+_key_of = attrgetter("job", "attempt", "member")
 
 
 def job(db: sqlite3.Connection, id: JobId, suspects: Suspects) -> Job | None:
@@ -111,10 +114,6 @@ def _jobs_from(
     found: Iterable[Sequence[Any]], suspects: Suspects, read: Callable[[Sequence[Any]], Job] = rows.job_from
 ) -> Iterator[Job]:
     return suspects.read("job", found, read, _first, _job_placeholder)
-
-
-def _first(row: Sequence[Any]) -> Any:
-    return row[0]
 
 
 def _job_placeholder(row: Sequence[Any], why: str) -> Job:
@@ -245,11 +244,6 @@ def _runs_from(found: Iterable[Sequence[Any]], suspects: Suspects) -> Iterator[R
     return suspects.read("run", found, rows.run_from, _run_key, _run_placeholder)
 
 
-def _run_key(row: Sequence[Any]) -> tuple[int, int, int]:
-    job, attempt, member = row[:3]
-    return job, attempt, member
-
-
 def _run_placeholder(row: Sequence[Any], why: str) -> Run:
     return damage.run_placeholder(dict(zip(rows.RUN, row, strict=True)))[0]
 
@@ -321,10 +315,6 @@ def runs_on(db: sqlite3.Connection, query: NodeRunsQuery, suspects: Suspects) ->
     if len(runs) >= limit:
         return NodeRunsPage(runs, _key_of(runs[-1]))
     return NodeRunsPage(runs, down_to if last else None)
-
-
-def _key_of(run: Run) -> tuple[int, int, int]:
-    return run.job, run.attempt, run.member
 
 
 def runs_after(

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,7 +147,7 @@ class SqliteStore:
 
     def _read_all(self, kind: str, sql: str, decode: Callable[[Sequence[Any]], T]) -> list[T]:
         with self._read() as db:
-            return list(self._suspects.read(kind, fetch(db, sql), decode, _first))
+            return list(self._suspects.read(kind, fetch(db, sql), decode, itemgetter(0)))
 
     def usage(self) -> list[UsageRow]:
         with self._read() as db:
@@ -207,7 +208,9 @@ class SqliteStore:
     def key(self, key: str) -> SaveKey | None:
         with self._read() as db:
             found = fetch(db, "SELECT key, fingerprint, jobs, at_ms FROM key WHERE key = ?", (key,))
-            return next(self._suspects.read("key", found, rows.key_from, _first, lambda row, _: lost_key(key)), None)
+            return next(
+                self._suspects.read("key", found, rows.key_from, itemgetter(0), lambda row, _: lost_key(key)), None
+            )
 
     def note(self, name: str) -> str:
         with self._read() as db:
@@ -353,10 +356,6 @@ class SqliteStore:
                     db.close()
                     db = None
                 self._readers.put(db)
-
-
-def _first(row: Sequence[Any]) -> Any:
-    return row[0]
 
 
 @contextmanager

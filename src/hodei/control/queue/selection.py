@@ -8,6 +8,7 @@ the first gang of each queue is compared.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from operator import attrgetter
 
 from hodei.control.lifecycle.per_node import PerNode
 from hodei.control.lifecycle.victims import Hold
@@ -40,7 +41,7 @@ def next_gangs(queues: list[ProfileQueue], view: View) -> Iterator[tuple[Profile
     streams = [stream for source in queues if not (stream := _Stream(source, view)).over]
     try:
         while streams:
-            first = min(streams, key=_key)
+            first = min(streams, key=attrgetter("key"))
             taken = first.take()
             if taken is not None:
                 yield first.source, taken
@@ -93,10 +94,6 @@ class _Stream:
 
     def close(self) -> None:
         self._items.close()
-
-
-def _key(stream: _Stream) -> _Key:
-    return stream.key
 
 
 def _key_of(gang: Gang) -> _Key:

@@ -13,6 +13,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import field
@@ -43,6 +44,7 @@ _CHECK_EVERY_S = 1.0
 _ROLE_HINT = "Grant the Role hodei-lease of deploy/kubernetes/rbac.yaml."
 _FORMAT = 1
 _Key = tuple[tuple[str, ...], str, int]
+_key = attrgetter("path", "resource", "start_ms")  # of a UsageRow
 
 
 class UsageStore(BackgroundTask):
@@ -174,10 +176,6 @@ class UsageStore(BackgroundTask):
                 self._namespace, self._name, error,
             )  # fmt: skip
             return []
-
-
-def _key(row: UsageRow) -> _Key:
-    return row.path, row.resource, row.start_ms
 
 
 def _pack_newest(rows: list[UsageRow], max_bytes: int) -> tuple[bytes, int]:
