@@ -33,7 +33,7 @@ lost_after = "{lost_after}"
 
 
 class Host:
-    """An agent in a directory of its own, which dials to `port`."""
+    """An agent in its own directory, which connects to `port`."""
 
     def __init__(self, installation: Installation, node: str, port: int = 0, *options: str) -> None:
         self.installation, self.node = installation, node
@@ -147,7 +147,7 @@ def test_cut_connections_and_killed_agents_lose_and_repeat_nothing(
         proxy.close()
 
 
-def test_jobs_go_on_while_the_server_is_dead_and_report_their_ends(
+def test_jobs_continue_while_the_server_is_dead_and_report_their_ends(
     installation: Installation, hosts: list[Host], tmp_path: Path
 ) -> None:
     hosts.append(Host(installation, "edge-1", installation_port(installation)).join())
@@ -200,11 +200,11 @@ def test_runs_of_a_host_that_stays_away_are_given_up_and_stopped_when_it_returns
     hosts += [first, second]
     pids = tmp_path / "pids"
     job = installation.submit("sh", "-c", f"echo $$ >> {pids}; exec sleep 300")
-    pid = until(lambda: int(pids.read_text() or 0) if pids.exists() else 0, "it runs")
+    pid = until(lambda: int(pids.read_text() or 0) if pids.exists() else 0, "the job runs")
     installation.until_state(job, "running")
     second.join()
     first.signal(signal.SIGSTOP)
-    until(lambda: len(pids.read_text().split()) == 2, "it runs elsewhere")
+    until(lambda: len(pids.read_text().split()) == 2, "the job runs on the other host")
     assert alive(pid)
     runs = installation.job(job).runs
     assert (runs[0].node, runs[0].state) == ("edge-1", "lost")
@@ -225,13 +225,13 @@ def test_a_stolen_token_and_a_copied_home_are_refused_and_recorded(
     thief.start(token)
     until(lambda: "used before" in thief.log, "the stolen token is refused")
     assert not node_state(installation, "thief")
-    until(lambda: any(code == "ENROLMENT_USED" for _, _, code in audit(installation)), "it is in the audit log")
+    until(lambda: any(code == "ENROLMENT_USED" for _, _, code in audit(installation)), "the attempt is audited")
     shutil.copy(host.home / "joined.json", copy.home)
     copy.start()
     until(lambda: "another agent is connected" in copy.log, "the copy is refused")
     events = installation.request("GET", "/api/v1/events?limit=1000").json["events"]
     assert [event["node"] for event in events if event["kind"] == "node.credential_copied"] == ["edge-1"]
-    until(lambda: ("node:edge-1", "agent.connect", "NODE_IN_USE") in audit(installation), "that too")
+    until(lambda: ("node:edge-1", "agent.connect", "NODE_IN_USE") in audit(installation), "the copy is audited")
     assert installation.ended(installation.submit("true"))[0].runs[0].node == "edge-1"
     secrets = [token, json.loads((host.home / "joined.json").read_text())["credential"]]
     for path in [*installation.home.rglob("*"), host.home / "agent.log"]:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -206,8 +205,6 @@ def test_a_stored_end_keeps_its_usage_through_a_restart_of_the_agent(tmp_path):
             await backend.start([python(1, BURN)])
             before = await end_of(backend, "1.0.1")
             os.kill(agent_pid(tmp_path / "home"), signal.SIGKILL)
-            began = time.monotonic()
             assert (await end_of(backend, "1.0.1")) == before
-            assert time.monotonic() - began < DEADLINE_S
 
     asyncio.run(scenario())

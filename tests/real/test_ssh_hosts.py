@@ -79,8 +79,8 @@ def test_a_host_is_added_by_ssh_and_its_key_is_checked(
     assert not home.exists()
     known.unlink()
     try:
-        said = installation.ok(*words, "--known-hosts", str(known), "--accept-new-host-key")
-        assert "node lab-7 joined backend lab; the agent runs detached" in said.out
+        output = installation.ok(*words, "--known-hosts", str(known), "--accept-new-host-key").out
+        assert "node lab-7 joined backend lab; the agent runs detached" in output
         until(lambda: node_state(installation, "lab-7") == "ready", "the host is ready")
         (ended,) = installation.ended(installation.submit("sh", "-c", "exit 9", node_selector={"disk": "ssd"}))
         assert (ended.job.exit_code, ended.runs[0].node) == (9, "lab-7")
@@ -89,7 +89,7 @@ def test_a_host_is_added_by_ssh_and_its_key_is_checked(
         assert ("admin", "agent.token", "") in audit(installation)
         assert known.read_text().startswith(f"[127.0.0.1]:{sshd.port} ssh-ed25519 ")
         installation.ok("host", "remove", "lab-7")
-        until(lambda: not node_state(installation, "lab-7"), "it is removed")
+        until(lambda: not node_state(installation, "lab-7"), "the host is removed")
     finally:
         if pid := agent_pid(home) if (home / "lock").exists() else 0:
             os.kill(pid, signal.SIGTERM)

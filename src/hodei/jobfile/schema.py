@@ -128,7 +128,10 @@ class BackendForm(Form, frozen=True):
         | None
     ) = None
     avoid: Annotated[Words, about("These only if no other backend has capacity.")] | None = None
-    offline: Annotated[Duration, about("May wait on a device that is offline, which must start it within this.", "2h")] | None = None
+    offline: (
+        Annotated[Duration, about("May wait on a device that is offline, which must start it within this.", "2h")]
+        | None
+    ) = None
 
 
 class NearForm(Form, frozen=True):

@@ -26,7 +26,11 @@ CONTEXT = BackendContext("test", 1, Path("/nowhere"), FakeClock())
         pytest.param({"kind": 3}, "backends.b.kind", id="a kind of the wrong type"),
         pytest.param({"kind": "instant", "nods": 3}, "no key 'nods' (did you mean 'nodes'?)", id="an unknown key"),
         pytest.param({"kind": "local", "regoin": "eu"}, "(did you mean 'region'?)", id="a common key, misspelt"),
-        pytest.param({"kind": "instant", "nodes": "many"}, "backends.b.nodes: expected a whole number, got a string", id="a value of the wrong type"),
+        pytest.param(
+            {"kind": "instant", "nodes": "many"},
+            "backends.b.nodes: expected a whole number, got a string",
+            id="a value of the wrong type",
+        ),
         pytest.param({"kind": "local", "cost": -1}, "backends.b.cost", id="a negative cost"),
         pytest.param({"kind": "local", "enabled": "yes"}, "enabled", id="a common key of the wrong type"),
     ],

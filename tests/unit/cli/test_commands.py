@@ -69,7 +69,14 @@ def test_every_command_has_help_that_needs_no_server(hodei, name: str):
 
 LEAVES = {name: (command, help) for name, command, help in walk() if not isinstance(command, click.Group)}
 # Files for other programs, and a server.
-NO_DATA = ("hodei completion", "hodei slurm-shims", "hodei job init", "hodei job export", "hodei kube run", "hodei agent join")
+NO_DATA = (
+    "hodei completion",
+    "hodei slurm-shims",
+    "hodei job init",
+    "hodei job export",
+    "hodei kube run",
+    "hodei agent join",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in LEAVES if name not in NO_DATA])
