@@ -267,6 +267,8 @@ SECTIONS = {
     "scheduling.retry": ("scheduling", "BackoffConfig"),
     "scheduling.admission": ("scheduling", "AdmissionConfig"),
     "scheduling.preemption": ("scheduling", "PreemptionConfig"),
+    "scheduling.capacity": ("scheduling", "CapacityConfig"),
+    "scheduling.capacity.groups.NAME": ("scheduling", "NodeGroupConfig"),
     "scheduling.data": ("scheduling", "DataConfig"),
     "scheduling.estimates": ("scheduling", "EstimatesConfig"),
     "scheduling.forecast": ("scheduling", "ForecastConfig"),

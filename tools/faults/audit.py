@@ -53,7 +53,7 @@ class Auditor:
     def committed(self, facts: Sequence[Fact], step: Step, now_ms: int) -> None:
         self._note_facts(facts)
         started = self._read(facts, step)
-        self._orders(started, step.acts)
+        self._orders(started, step.acts, {fact.node for fact in facts if isinstance(fact, NodeLost)})
         self._gangs(started)
         self._places(started)
         self._check_reservations(started, now_ms)
@@ -122,7 +122,7 @@ class Auditor:
             alive = [run.id for run in self.live.values() if run.job == job.id]
             require(not alive, f"job {job.id} has {job.state} and {alive} still run")
 
-    def _orders(self, started: Iterable[Run], acts: Sequence[Act]) -> None:
+    def _orders(self, started: Iterable[Run], acts: Sequence[Act], lost: set[NodeName]) -> None:
         ordered = {act.run.id: act for act in acts if isinstance(act, Start)}
         require(len(ordered) == sum(isinstance(act, Start) for act in acts), "a run is ordered twice in one step")
         for run in started:
@@ -139,7 +139,7 @@ class Auditor:
             elif isinstance(act, Forget):
                 require(act.run not in self.live, f"run {act.run} is forgotten alive")
             elif isinstance(act, WantNodes):
-                for name in act.nodes:
+                for name in set(act.nodes) - lost:  # if it starts after all, it is adopted and released
                     order = self.node_orders.get(name)
                     require(order and order.phase == "starting", f"{name} is ordered and that is not stored: {order}")
             elif isinstance(act, ReleaseNodes):
