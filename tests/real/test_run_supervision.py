@@ -275,7 +275,7 @@ def test_an_idle_run_is_stopped(tmp_path):
     [
         pytest.param("while :; do :; done", id="it uses cpu"),
         pytest.param("while :; do sleep 0.2; echo still here; done", id="it writes output"),
-        # The child ends when the run has ended: it is in a session of its own, so no stop reaches it.
+        # The child ends when the run has ended: it is in its own session, so no stop reaches it.
         pytest.param(
             'setsid sh -c "while kill -0 $$ 2>/dev/null; do :; done" & while :; do sleep 300; done',
             id="a child in its own session uses cpu",
