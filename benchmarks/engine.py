@@ -167,8 +167,8 @@ def _take(engine: Engine, victim_index: VictimIndex, gang: Gang, victims: list[V
     for victim in victims:
         places = [place for tenant in victim_index.of_job[victim.id] for place in tenant.places]
         victim_index.remove(victim.id)
-        for name, member, grant in places:
-            engine.table.release_by_name(name, member.task.request, member, grant)
+        for place in places:
+            engine.table.release_by_name(*place)
     placed = engine.place(gang, view)
     assert not isinstance(placed, Refusal), "the trial placement fitted"
     places = [Place(each.node.name, each.member, each.grant) for each in placed]

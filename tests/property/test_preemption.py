@@ -129,8 +129,8 @@ class Cluster:
         table.settle()
         for unit, candidate in self.units().items():
             if not (candidate.stopping or unit in removed or unit[0] in ends):
-                for name, resident, grant in candidate.places:
-                    table.place_by_name(name, resident.task.request, resident, grant)
+                for place in candidate.places:
+                    table.place_by_name(*place)
         engine = Engine(table, {"default": self.profile})
         gang = Gang(0, member.job, NOW_MS, (member,), ((0,),), ((),))
         self.profile.admit(gang)
@@ -149,8 +149,8 @@ class Cluster:
 
     def remove(self, id: int) -> None:
         for candidate in self.victim_index.of_job[id]:
-            for name, member, grant in candidate.places:
-                self.table.release_by_name(name, member.task.request, member, grant)
+            for place in candidate.places:
+                self.table.release_by_name(*place)
         self.victim_index.remove(id)
 
 

@@ -68,7 +68,7 @@ class Cluster:
         self.pods[id] = pod
         gang = self.gang(id, pod["cpu"], pod["memory"], pod["priority"])
         member, since = gang.members[0], NOW_MS - 60_000 * pod["minutes"]
-        grant = self.table.place_by_name(f"n{row}", member.task.request, member)
+        grant = self.table.place_by_name(f"n{row}", member)
         self.victim_index.put(id, [VictimCandidate(id, gang.job, (Place(f"n{row}", member, grant),), since)])
 
     def guarded(self, job: int) -> bool:
@@ -163,7 +163,7 @@ def test_the_number_of_distinct_priorities_does_not_change_the_result(running, r
                     answers.append((_victims(found), found and [placed.node.name for placed in found.placements]))
                     for id in _victims(found) or ():
                         (victim,) = cluster.victim_index.of_job[id]
-                        for name, member, grant in victim.places:
-                            cluster.table.release_by_name(name, member.task.request, member, grant)
+                        for place in victim.places:
+                            cluster.table.release_by_name(*place)
                         cluster.victim_index.remove(id)
             assert answers[:1] == answers[1:]

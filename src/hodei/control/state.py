@@ -184,7 +184,7 @@ class ClusterState:
         if limit_ms is None:
             limit_ms = self.limit_ms(spec)
         request = spec.task_of(run.member).request
-        availability.started(run.id, run.node, request, run.started_ms or run.placed_ms, limit_ms, spec.project)
+        availability.started(run.id, run.node, request, run.since_ms, limit_ms, spec.project)
 
     def build_availability(self) -> AvailabilityProfile:
         """The availability profile of now, even if it is not tracked."""

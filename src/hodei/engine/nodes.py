@@ -87,7 +87,7 @@ class Table:
         self._scales: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._by_name: dict[NodeName, Node] = {}
         self._offered: dict[NodeName, Node] = {}
-        self._absent: dict[NodeName, list[tuple[Resources, Member | None, Grant | None]]] = {}
+        self._absent: dict[NodeName, list[tuple[Member, Grant | None]]] = {}
         self._stale = False
         for node in nodes:
             self.put(node)
@@ -142,8 +142,8 @@ class Table:
         self._rebuild_devices()
         self._new_generation()
         for name in [name for name in self._absent if name in self.row]:
-            for request, member, grant in self._absent.pop(name):
-                self.place(self.row[name], request, member, grant)
+            for member, grant in self._absent.pop(name):
+                self.place(self.row[name], member.task.request, member, grant)
 
     def _rebuild_devices(self) -> None:
         """Rebuild free cores and GPUs of every node."""
@@ -264,23 +264,19 @@ class Table:
             self._write()
         return self._last_placed
 
-    def place_by_name(
-        self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
-    ) -> Grant | None:
+    def place_by_name(self, name: NodeName, member: Member, grant: Grant | None = None) -> Grant | None:
         """Account for an existing run, whose node may not have joined yet."""
         if name in self.row:
-            return self.place(self.row[name], request, member, grant)
-        self._absent.setdefault(name, []).append((request, member, grant))
+            return self.place(self.row[name], member.task.request, member, grant)
+        self._absent.setdefault(name, []).append((member, grant))
         return grant
 
-    def release_by_name(
-        self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
-    ) -> None:
+    def release_by_name(self, name: NodeName, member: Member, grant: Grant | None = None) -> None:
         """Undo `place_by_name`, or `place`; nothing happens for a removed node."""
         if name in self.row:
-            self.release(self.row[name], request, member, grant)
-        elif (request, member, grant) in self._absent.get(name, ()):
-            self._absent[name].remove((request, member, grant))
+            self.release(self.row[name], member.task.request, member, grant)
+        elif (member, grant) in self._absent.get(name, ()):
+            self._absent[name].remove((member, grant))
 
     @contextmanager
     def trial(self) -> Iterator[None]:

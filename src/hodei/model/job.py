@@ -459,6 +459,15 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     escalation_state: EscalationState = NOT_ESCALATED
     last_preemption: str = ""
 
+    @property
+    def stop_requested(self) -> bool:
+        """A user wants its runs to stop."""
+        return self.cancel_requested or self.requeue_requested or self.suspend_requested
+
+    @property
+    def waiting_since_ms(self) -> int:
+        return self.queued_ms or self.submitted_ms
+
 
 class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     """One attempt of one member; it only moves forward. A retry is a new run.
@@ -496,6 +505,11 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     def cost(self, now_ms: int) -> float:
         """What it has cost by now."""
         return self.cost_milli * max((self.finished_ms or now_ms) - self.placed_ms, 0) / 3_600_000_000
+
+    @property
+    def since_ms(self) -> int:
+        """Since when it holds its capacity, as far as its backend has reported: its start, else its placement."""
+        return self.started_ms or self.placed_ms
 
 
 # Quality of service: the classes of Kubernetes, from requests and limits of cpu and memory.

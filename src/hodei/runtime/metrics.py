@@ -148,7 +148,7 @@ class Metrics:
                 job = save.job
                 new += save.new
                 if job.id in placed:
-                    self.wait.observe(max(0, job.scheduled_ms - (job.queued_ms or job.submitted_ms)))
+                    self.wait.observe(max(0, job.scheduled_ms - job.waiting_since_ms))
                 if job.state in JOB_ENDED:
                     ended[job.state] = ended.get(job.state, 0) + 1
                     if job.failure:

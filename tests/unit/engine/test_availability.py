@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from builders import a_job_spec, a_node, amounts
+from builders import a_node, amounts
 from hodei.engine.availability import AvailabilityProfile, StartReservation
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
+from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.reservation import Reservation
+from hodei.model.resources import Resources
 
 FOUR, TWO, ONE = amounts(4), amounts(2), amounts(1)
+
+
+def _member(request: Resources) -> Member:
+    task = TaskSpec(request=request)
+    return Member(JobSpec("job", (task,)), task)
 
 
 class SingleNode:
@@ -23,8 +30,7 @@ class SingleNode:
         self.availability = AvailabilityProfile(self.table)
 
     def add_run(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
-        spec = a_job_spec()
-        self.table.place_by_name("n1", request, Member(spec, spec.tasks[0]), None)
+        self.table.place_by_name("n1", _member(request))
         self.availability.started(run, "n1", request, start, estimate, project)
 
     def reserve(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
@@ -88,10 +94,7 @@ def test_capacity_of_a_hypothetically_removed_run_is_counted_once(node):
     node.add_run("1.0.1", TWO, 0, 100)
     node.add_run("2.0.1", TWO, 0, 500)
     node.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
-    spec = a_job_spec()
-    node.table.release_by_name(
-        "n1", TWO, Member(spec, spec.tasks[0]), None
-    )  # a trial without run 1; the profile still has it
+    node.table.release_by_name("n1", _member(TWO))  # a trial without run 1; the profile still has it
     assert node.first_conflict(TWO, 200), "at 100 two cores are free, and they are reserved"
 
 

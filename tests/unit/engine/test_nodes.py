@@ -10,10 +10,16 @@ from hodei.engine.nodes import OneNode, Table
 from hodei.engine.profile import make_profile
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
-from hodei.engine.view import View, gang_of
+from hodei.engine.view import Member, View, gang_of
 from hodei.model.affinity import Requirement
+from hodei.model.job import JobSpec, TaskSpec
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
+
+
+def _member(cpu: int) -> Member:
+    task = TaskSpec(request=amounts(cpu=cpu))
+    return Member(JobSpec("job", (task,)), task)
 
 
 def _table(*nodes):
@@ -50,13 +56,13 @@ def test_a_changed_node_keeps_its_usage():
 
 def test_capacity_is_held_on_a_node_that_has_not_joined_yet():
     table = _table()
-    table.place_by_name("a", amounts(cpu=1))
-    table.place_by_name("a", amounts(cpu=2))
-    table.release_by_name("a", amounts(cpu=1))
+    table.place_by_name("a", _member(1))
+    table.place_by_name("a", _member(2))
+    table.release_by_name("a", _member(1))
     table.put(a_node("a", 4))
     table.settle()
     assert table.usage(0) == {"cpu": 2000}
-    table.release_by_name("a", amounts(cpu=2))
+    table.release_by_name("a", _member(2))
     assert table.usage(0) == {}
 
 
@@ -64,7 +70,7 @@ def test_release_on_a_removed_node_does_nothing():
     table = _table(a_node("a"))
     table.remove("a")
     table.settle()
-    table.release_by_name("a", amounts(cpu=1))
+    table.release_by_name("a", _member(1))
     table.put(a_node("a"))
     table.settle()
     assert table.usage(0) == {}

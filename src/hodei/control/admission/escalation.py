@@ -130,7 +130,7 @@ class Escalations:
         return bool(policy.relax_after_ms or policy.promote_after_ms)
 
     def _next_for(self, job: Job, now_ms: int) -> int | None:
-        policy, escalation, since = self._for(job.spec), job.escalation_state, job.queued_ms or job.submitted_ms
+        policy, escalation, since = self._for(job.spec), job.escalation_state, job.waiting_since_ms
         due = []
         if policy.relax_after_ms and relaxable_rules(job.spec, policy.relax):
             due.append(since + policy.relax_after_ms)
@@ -179,7 +179,7 @@ class Escalations:
             self._timers.set(max(at_ms, now_ms + 1), job.id)
 
     def _escalate(self, job: Job, gang: Gang, now_ms: int) -> Job:
-        policy, since = self._for(job.spec), job.queued_ms or job.submitted_ms
+        policy, since = self._for(job.spec), job.waiting_since_ms
         rules = relaxable_rules(job.spec, policy.relax) if policy.relax_after_ms else ()
         if rules and since + policy.relax_after_ms <= now_ms:
             job = self._relax(job, rules, now_ms)
@@ -247,4 +247,4 @@ class Escalations:
 
 
 def _waited(job: Job, now_ms: int) -> str:
-    return format_duration((now_ms - (job.queued_ms or job.submitted_ms)) // 1000 * 1000)
+    return format_duration((now_ms - job.waiting_since_ms) // 1000 * 1000)

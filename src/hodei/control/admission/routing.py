@@ -107,7 +107,7 @@ def wait_limit_steps(job: Job) -> tuple[EscalationStep, ...]:
 
 def _deadline(job: Job) -> tuple[int, str] | None:
     """The earlier of the two deadlines, and its name."""
-    spec, since = job.spec, job.queued_ms or job.submitted_ms
+    spec, since = job.spec, job.waiting_since_ms
     due = []
     if spec.scheduling_timeout_ms:
         due.append((since + spec.scheduling_timeout_ms, "scheduling_timeout"))

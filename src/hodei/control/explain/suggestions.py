@@ -309,7 +309,7 @@ def _expected_ends(engine: Engine, cluster: ClusterState, gang: Gang, view: View
             run = cluster.run(id)
             job = None if run is None else cluster.jobs.get(run.job)
             if run is not None and job is not None and job.spec.estimate_ms:
-                at_ms = (run.started_ms or run.placed_ms) + job.spec.estimate_ms
+                at_ms = run.since_ms + job.spec.estimate_ms
                 ends.append(Release(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member)), run.grant))
     ends.sort(key=lambda end: (end.at_ms, end.run))
     return ends[:_MAX_ENDS]

@@ -20,6 +20,7 @@ from hodei.control.lifecycle.runs import (
     is_missing,
     latest_runs,
     lost_together,
+    place_of,
 )
 from hodei.control.state import ClusterState
 from hodei.engine.preemption.victims import Place
@@ -61,7 +62,7 @@ class Gangs:
         spec = job.spec
         runs = latest_runs(self._cluster.runs.get(job.id, {}).values())
         others = [other for other in runs.values() if other.member != run.member]
-        stopping = _user_stops(job) or any(_stops_gang(other) for other in others)
+        stopping = job.stop_requested or any(_stops_gang(other) for other in others)
         if spec.gang.per_node:  # nodes are independent: `control.lifecycle.per_node` decides about a retry
             return None if stopping else SHRINK
         if spec.size == 1 or stopping or fact.permanent:
@@ -86,7 +87,7 @@ class Gangs:
             self._per_node.update(job.id)
             return job
         runs = latest_runs(cluster.runs.get(job.id, {}).values())
-        if _user_stops(job) or any(_stops_gang(run) for run in runs.values()):
+        if job.stop_requested or any(_stops_gang(run) for run in runs.values()):
             self.release(job.id)
             return job
         missing = [run for run in runs.values() if is_missing(run)]
@@ -118,9 +119,8 @@ class Gangs:
         kept = []
         for run in missing:
             if pause_ms and run.state == "failed":
-                member = Member(job.spec, job.spec.task_of(run.member))
-                self._cluster.table.place_by_name(run.node, member.task.request, member, run.grant)
-                kept.append(Place(run.node, member, run.grant))
+                kept.append(place_of(job.spec, run))
+                self._cluster.table.place_by_name(*kept[-1])
         self.repairs[job.id] = Repair(
             self._joining_gang(job, [run.member for run in missing]),
             since_ms=known.since_ms if known is not None else now_ms,
@@ -140,9 +140,9 @@ class Gangs:
     def release_node(self, node: NodeName) -> None:
         """A node is about to be removed: nothing is kept on it."""
         for repair in self.repairs.values():
-            for name, member, grant in repair.kept:
-                if name == node:
-                    self._cluster.table.release_by_name(name, member.task.request, member, grant)
+            for place in repair.kept:
+                if place.node == node:
+                    self._cluster.table.release_by_name(*place)
             repair.kept = [place for place in repair.kept if place.node != node]
 
     def _end_repair(self, id: JobId) -> None:
@@ -151,8 +151,8 @@ class Gangs:
             self._free_kept(repair)
 
     def _free_kept(self, repair: Repair) -> None:
-        for name, member, grant in repair.kept:
-            self._cluster.table.release_by_name(name, member.task.request, member, grant)
+        for place in repair.kept:
+            self._cluster.table.release_by_name(*place)
         repair.kept = []
 
     def due_repairs(self, now_ms: int, *, woken: bool) -> list[Gang]:
@@ -211,10 +211,6 @@ class Gangs:
         # A new configuration may have removed its profile.
         (self._profiles.get(spec.profile) or self._profiles["default"]).admit(gang)
         return gang
-
-
-def _user_stops(job: Job) -> bool:
-    return job.cancel_requested or job.requeue_requested or job.suspend_requested
 
 
 def _stops_gang(run: Run) -> bool:

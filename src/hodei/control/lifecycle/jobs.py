@@ -26,10 +26,10 @@ from hodei.control.lifecycle.runs import (
     late_detail,
     latest_runs,
     lost_together,
+    place_of,
     stop_order,
 )
 from hodei.control.state import ClusterState
-from hodei.engine.view import Member
 from hodei.model.effects import Forget
 from hodei.model.facts import RunObserved
 from hodei.model.job import RUN_ENDED, Job, Run, RunState
@@ -117,17 +117,14 @@ class JobLifecycle:
 
     def hold_capacity(self, run: Run) -> None:
         """A restored run holds its capacity even before its node has joined again."""
-        job = self._cluster.jobs[run.job].spec
-        task = job.task_of(run.member)
-        self._cluster.table.place_by_name(run.node, task.request, Member(job, task), run.grant)
+        self._cluster.table.place_by_name(*place_of(self._cluster.jobs[run.job].spec, run))
 
     def _end(self, run: Run, state: RunState, now_ms: int, fact: RunObserved) -> None:
         cluster = self._cluster
         job = cluster.jobs[run.job]
-        task = job.spec.task_of(run.member)
-        cluster.table.release_by_name(run.node, task.request, Member(job.spec, task), run.grant)
+        cluster.table.release_by_name(*place_of(job.spec, run))
         stop_reason = run.stop_reason
-        finished_ms = clamp_time(fact.at_ms, run.started_ms or run.placed_ms, now_ms)
+        finished_ms = clamp_time(fact.at_ms, run.since_ms, now_ms)
         if finished_ms != fact.at_ms:
             fact = structs.replace(fact, at_ms=finished_ms)
         if fact.reason_code == "timeout":
@@ -196,8 +193,7 @@ class JobLifecycle:
     def split(self, job: Job, at_ms: int, now_ms: int) -> None:
         """End a placed gang whose members continue as jobs of their own. No run is stopped: none has started."""
         for run in self._cluster.live_runs(job.id):
-            task = job.spec.task_of(run.member)
-            self._cluster.table.release_by_name(run.node, task.request, Member(job.spec, task), run.grant)
+            self._cluster.table.release_by_name(*place_of(job.spec, run))
             self._cluster.change_run(run, to="stopped", finished_ms=at_ms)
         self._cluster.wake("run_ended")
         self.finish(job, "cancelled", now_ms, "GANG_SPLIT", "its members continue as jobs of their own")
@@ -286,7 +282,7 @@ class JobLifecycle:
 
     def _all_were_stopped(self, job: Job) -> bool:
         """Of a per-node job: whether it was stopped as a whole."""
-        if job.cancel_requested or job.requeue_requested or job.suspend_requested:
+        if job.stop_requested:
             return True
         stops = [run.stop_reason for run in self._cluster.runs[job.id].values() if run.stop_reason is not None]
         return any(stop.moves_job for stop in stops)
@@ -449,8 +445,8 @@ class JobLifecycle:
 
 def _normalize_timeout(job: Job, run: Run, fact: RunObserved) -> RunObserved:
     """One text for timeouts on every backend. A shorter run hit a limit of the backend itself, and keeps its text."""
-    limit_ms, since_ms = job.spec.timeout_ms, run.started_ms or run.placed_ms
-    if not limit_ms or fact.at_ms - since_ms < limit_ms - _ROUNDING_MS:
+    limit_ms = job.spec.timeout_ms
+    if not limit_ms or fact.at_ms - run.since_ms < limit_ms - _ROUNDING_MS:
         return fact
     return structs.replace(fact, reason=f"it ran longer than its timeout of {limit_ms / 1000:g}s")
 

@@ -192,13 +192,13 @@ class Relocation:
 
     def _hold(self, id: JobId, places: list[Place]) -> None:
         self._release(id)
-        for name, member, grant in places:
-            self._cluster.table.place_by_name(name, member.task.request, member, grant)
+        for place in places:
+            self._cluster.table.place_by_name(*place)
         self.held[id] = places
 
     def _release(self, id: JobId) -> None:
-        for name, member, grant in self.held.pop(id, ()):
-            self._cluster.table.release_by_name(name, member.task.request, member, grant)
+        for place in self.held.pop(id, ()):
+            self._cluster.table.release_by_name(*place)
 
     def _job_left(self, job: Job) -> None:
         self._release(job.id)
@@ -235,8 +235,7 @@ class Relocation:
 
 
 def can_move(job: Job) -> bool:
-    by_user = job.cancel_requested or job.requeue_requested or job.suspend_requested
-    return job.state in ("scheduled", "running") and not by_user
+    return job.state in ("scheduled", "running") and not job.stop_requested
 
 
 class NodeEvents:

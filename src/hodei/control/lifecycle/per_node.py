@@ -173,8 +173,7 @@ class PerNode:
         return more
 
     def _is_stopping(self, job: Job) -> bool:
-        by_user = job.cancel_requested or job.requeue_requested or job.suspend_requested
-        return by_user or any(
+        return job.stop_requested or any(
             run.stop_reason is not None and gang_action(run) != "shrink" for run in self._cluster.live_runs(job.id)
         )
 

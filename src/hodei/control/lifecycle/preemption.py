@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.lifecycle.runs import place_of
 from hodei.control.lifecycle.victims import Hold, JobLink, JobLinks, LinkGuard, StopWithdrawals
 from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
@@ -28,7 +29,7 @@ from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preemption.search import Preemption, Preemptions, Victim
 from hodei.engine.preemption.victims import FOREVER, NO_DEVICES, By, Guard, Place, VictimCandidate, VictimIndex
 from hodei.engine.runner import PLUGIN_FAILED
-from hodei.engine.view import Gang, Member, View
+from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 from hodei.model.outcome import StopReason
@@ -127,7 +128,7 @@ class PreemptionControl:
     def _candidates(self, job: Job, live: list[Run]) -> list[VictimCandidate]:
         """The gang as a whole, and each member that it can spare."""
         spec, least_ms = job.spec, max(self._policy.min_runtime_ms, 1)
-        since = min(run.started_ms or run.placed_ms for run in live)
+        since = min(run.since_ms for run in live)
         staying = [run for run in live if not run.stop_reason]
         stopping = [run for run in live if run.stop_reason]
         out = []
@@ -147,7 +148,7 @@ class PreemptionControl:
                     VictimCandidate(job.id, spec, _places(spec, core), since, unsaved_ms=lost, protected_until_ms=until)
                 )
             for run in surplus:
-                until = max((run.started_ms or run.placed_ms) + least_ms, run.placed_ms + 1)
+                until = max(run.since_ms + least_ms, run.placed_ms + 1)
                 places = _places(spec, [run])
                 out.append(
                     VictimCandidate(
@@ -251,8 +252,8 @@ class PreemptionControl:
         places = []
         for placed in found.placements:
             # No devices yet: the victims still have them. They are chosen when the gang is placed.
-            cluster.table.place_by_name(placed.node.name, placed.member.task.request, placed.member, NO_DEVICES)
             places.append(Place(placed.node.name, placed.member, NO_DEVICES))
+            cluster.table.place_by_name(*places[-1])
         stopped = tuple(run.id for victim in found.victims for run in self._runs_of(victim))
         self.holds[gang.id] = Hold(gang, places, waiting, stopped, requeue_on)
         nodes = sorted({place.node for place in places})
@@ -324,13 +325,13 @@ class PreemptionControl:
 
     def _free(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
-            for name, member, grant in hold.places:
-                self._cluster.table.release_by_name(name, member.task.request, member, grant)
+            for place in hold.places:
+                self._cluster.table.release_by_name(*place)
 
     def _hold(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
-            for name, member, grant in hold.places:
-                self._cluster.table.place_by_name(name, member.task.request, member, grant)
+            for place in hold.places:
+                self._cluster.table.place_by_name(*place)
 
     def _take_from(self, freed: Iterable[Hold], gang: Gang, now_ms: int) -> None:
         """A gang was placed while these holds were freed: restore those that still fit, abandon the others."""
@@ -464,7 +465,7 @@ def _protected_until(candidates: Sequence[VictimCandidate]) -> int:
 
 
 def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:
-    return tuple(Place(run.node, Member(spec, spec.task_of(run.member)), run.grant) for run in runs)
+    return tuple(place_of(spec, run) for run in runs)
 
 
 def _surplus(spec: JobSpec, runs: list[Run]) -> list[Run]:

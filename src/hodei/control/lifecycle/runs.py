@@ -10,11 +10,12 @@ from msgspec import structs
 from hodei.control.state import ClusterState
 from hodei.engine.plan import Bind, Plan
 from hodei.engine.points import Placed
-from hodei.engine.view import Gang
+from hodei.engine.preemption.victims import Place
+from hodei.engine.view import Gang, Member
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, NodeName, RunId, run_id
-from hodei.model.job import RUN_ENDED, Job, Run
+from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
 from hodei.model.outcome import MOVED, StopReason
 from hodei.model.resources import Resources, format_time
@@ -54,6 +55,10 @@ def is_missing(run: Run) -> bool:
 def lost_together(run: Run, at_ms: int) -> bool:
     """Members lost with one node count as one loss."""
     return run.state == "lost" and gang_action(run) == "repair" and run.finished_ms == at_ms
+
+
+def place_of(spec: JobSpec, run: Run) -> Place:
+    return Place(run.node, Member(spec, spec.task_of(run.member)), run.grant)
 
 
 # Clocks differ and are set: no time of the past may lie in the future.

@@ -99,9 +99,7 @@ class OverrunEnforcement:
         job = self._cluster.jobs.get(run.job)
         if job is None or not _stays(self._cluster.run(run.id)):
             return  # it was stopped with another member of its gang
-        allowed = format_duration(
-            self._cluster.availability.expected_end_ms(run.id) - (run.started_ms or run.placed_ms)
-        )
+        allowed = format_duration(self._cluster.availability.expected_end_ms(run.id) - run.since_ms)
         detail = f"its estimate of {allowed} and blocked the start reservation of job {reservation.job}"
         self._cluster.emit("job.overrun", now_ms, job=job.id, run=run.id, node=run.node, reserved_for=reservation.job)
         evict_run(self._cluster, self._lifecycle, run, StopReason("overran", detail), now_ms, whole=True)

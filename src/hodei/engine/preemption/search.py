@@ -322,8 +322,8 @@ class _Search:
                     went.append(each)
                     if self._counts:
                         self._victim_index.set_aside(each, -1)
-                    for name, member, grant in each.places:
-                        table.release_by_name(name, member.task.request, member, grant)
+                    for place in each.places:
+                        table.release_by_name(*place)
         return went
 
     def restore(self, victims: Iterable[VictimCandidate]) -> None:
@@ -331,8 +331,8 @@ class _Search:
             del self.removed[victim]
             if self._counts:
                 self._victim_index.set_aside(victim, 1)
-            for name, member, grant in victim.places:
-                self._engine.table.place_by_name(name, member.task.request, member, grant)
+            for place in victim.places:
+                self._engine.table.place_by_name(*place)
 
     def _stops_with_gang(self, victim: VictimCandidate) -> bool:
         return not victim.stops_gang and any(

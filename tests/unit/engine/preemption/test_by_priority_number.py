@@ -35,14 +35,14 @@ class Rows:
 
     def put(self, id: int, priority: int, **fields: object) -> None:
         gang, name = self.gang(id, priority), f"n{id:04}"
-        grant = self.table.place_by_name(name, gang.members[0].task.request, gang.members[0])
+        grant = self.table.place_by_name(name, gang.members[0])
         self.victim_index.put(
             id, [VictimCandidate(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **fields)]
         )
 
     def remove(self, id: int) -> None:
-        for name, member, grant in self.victim_index.of_job[id][0].places:
-            self.table.release_by_name(name, member.task.request, member, grant)
+        for place in self.victim_index.of_job[id][0].places:
+            self.table.release_by_name(*place)
         self.victim_index.remove(id)
 
     def victims(self, priority: int, **fields: object) -> list[int] | None:

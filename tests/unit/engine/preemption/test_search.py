@@ -37,13 +37,13 @@ class Rows:
 
     def put(self, id: int, name: str, *, priority: str = "low", since_ms: int = 0, **fields: object) -> None:
         gang = self.gang(id, cpu="1", memory="0", priority=priority)
-        grant = self.table.place_by_name(name, gang.members[0].task.request, gang.members[0])
+        grant = self.table.place_by_name(name, gang.members[0])
         places, since = (Place(name, gang.members[0], grant),), since_ms or NOW_MS - 1000 * id
         self.victim_index.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **fields)])
 
     def remove(self, id: int) -> None:
-        for name, member, grant in self.victim_index.of_job[id][0].places:
-            self.table.release_by_name(name, member.task.request, member, grant)
+        for place in self.victim_index.of_job[id][0].places:
+            self.table.release_by_name(*place)
         self.victim_index.remove(id)
 
     def protect(self, id: int, until_ms: int) -> None:
