@@ -36,7 +36,17 @@ from hodei.model.dependency import AllowedData
 from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.names import label_key, label_value, parse_labels, safe_repr, word
 from hodei.model.node import Location, Socket, Taint
-from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources, human_amount, parse_quantity, parse_resources
+from hodei.model.resources import (
+    CPU,
+    GPU,
+    MEMORY,
+    STORAGE,
+    Resources,
+    human_amount,
+    parse_quantity,
+    parse_resources,
+    scale_of,
+)
 from hodei.plugins import registry
 from hodei.ports import Estimator
 
@@ -161,9 +171,14 @@ def problems_of_node(node: NodeConfig) -> Problems:
         _check(problems, f"data[{number}]", word, name)
     _check(problems, "address", _check_address, node.address)
     _check(problems, "lat", lambda place: place.with_coordinates(node.lat, node.lng), Location())
-    capacity: Resources = {}
-    _check(problems, "resources", lambda config: capacity.update(_capacity(config)), node)
-    if capacity:
+    amounts: Problems = []
+    for resource, key in ((CPU, "cpu"), (MEMORY, "memory"), (GPU, "gpu"), (STORAGE, "storage")):
+        _check(amounts, key, partial(parse_quantity, scale=scale_of(resource)), getattr(node, key))
+    if not amounts:
+        _check(amounts, "resources", _capacity, node)
+    problems += amounts
+    if not amounts:
+        capacity = _capacity(node)
         _check(problems, "overcommit", partial(_overcommit, known={*capacity, STORAGE}), node.overcommit)
         sockets = partial(_sockets, cpu_milli=capacity[CPU], gpu_milli=capacity[GPU])
         _check(problems, "sockets", sockets, node.sockets)
@@ -206,7 +221,8 @@ def node_offer(config: NodeConfig) -> VirtualNode:
     """InvalidInput names the node and all of its mistakes."""
     if problems := problems_of_node(config):
         path, text = problems[0]
-        raise InvalidInput(f"node {config.name[:80]!r}: {path}: {text}", problems=tuple(problems))
+        hint = "docs/reference/configuration.md#nodes"
+        raise InvalidInput(f"node {config.name[:80]!r}: {path}: {text}", hint=hint, problems=tuple(problems))
     capacity = _capacity(config)
     place = Location(config.region, config.zone, config.datacenter, config.rack)
     return VirtualNode(
