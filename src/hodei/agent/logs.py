@@ -205,7 +205,7 @@ class LogTimes:
                     elif key in self._marks:
                         marks[key] = self._marks[key]
                 except OSError:
-                    continue  # removed, or the disk is full: a missing mark does no harm
+                    continue  # removed, or the disk is full: a mark may be missing
                 sizes[key] = size
         self._sizes, self._marks = sizes, marks
 

@@ -22,7 +22,7 @@ from hodei.model.errors import Conflict, HodeiError, NotFound
 
 _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 _POLL_S = 0.05
-# Smaller than the limit of the server itself, which leaves room for its first messages.
+# Smaller than the limit of the server itself, so that its first messages fit.
 _MAX_LOG_BYTES, _OLD_LOGS = 15 << 20, 3
 
 

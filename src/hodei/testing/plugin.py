@@ -226,7 +226,7 @@ class QueueConformance:
         assert self.make_queue().preempts in (True, False)
 
 
-# Job 2 preempts job 1 on a node with room for one of them and fails; job 1 runs again and succeeds. Job 3 is submitted on
+# Job 2 preempts job 1 on a node that fits one of them and fails; job 1 runs again and succeeds. Job 3 is submitted on
 # hold, released, and too large for the node.
 STEPS: list[list[Any]] = [
     [NodeJoined(a_node("n1", 1))],

@@ -207,7 +207,7 @@ class StoreConformance(StoreQueries, StoreRecords):
         assert store.run("1.0.1") == ended
 
     def test_events_overrides_and_keys_come_back_as_they_were(self, store: Any) -> None:
-        verdict = Verdict(Reason("fit", "NO_ROOM", "no room"), 2, ("n1", "n2"))
+        verdict = Verdict(Reason("fit", "INSUFFICIENT", "too little is free"), 2, ("n1", "n2"))
         event = an_event(
             1, "job.refused", job=1, run="1.0.1", node="n1", detail={"verdicts": [{"code": verdict.reason.code}]}
         )

@@ -154,7 +154,7 @@ def capacity_of(machine: MachineSettings) -> Resources:
 
 
 def password_of(machine: MachineSettings) -> str:
-    """Read anew each time, so that it can be changed while the server runs. BackendError if it cannot be read."""
+    """Read each time, so that it can be changed while the server runs. BackendError if it cannot be read."""
     if machine.password_env:
         found = os.environ.get(machine.password_env)
         if found is None:

@@ -353,7 +353,7 @@ class Submissions:
         return all(run in self._backend.tracked for run in runs)
 
     async def _search_rejected(self, runs: Sequence[RunId]) -> None:
-        """Search once more right before rejected runs are submitted again. Without an answer they are unconfirmed anew."""
+        """Search once more right before rejected runs are submitted again. Without an answer they are unconfirmed again."""
         rejected = [
             run for run in runs if run in self.unconfirmed and self.unconfirmed[run].rejected and run not in self.tasks
         ]

@@ -221,7 +221,7 @@ def _provisionable(claim: k8s.Claim, cls: k8s.StorageClass, storage: Storage) ->
 
 
 def _topologies_with(size: int, cls: str, storage: Storage) -> list[tuple[Requirement, ...]]:
-    """The topologies with room for a volume of that size; () means everywhere."""
+    """The topologies with capacity for a volume of that size; () means everywhere."""
     out = []
     for one in storage.capacities.values():
         if one.storage_class_name != cls or one.largest is None or not _readable(one) or amount(one.largest) < size:
