@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tomllib
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from hodei.api.config import parse_config
+from hodei import configuration
 from hodei.api.resources import ReservationRequest, parse_moment_ms, parse_reservation
 from hodei.control.controller import Controller
 from hodei.control.reservations.reservations import choose_nodes
@@ -49,15 +48,11 @@ def read_file(path: Path | None) -> tuple[Config, tuple[ConfiguredReservation, .
     """A configuration and its `[[reservations]]`. InvalidInput names everything that is wrong."""
     if path is None:
         return Config(), ()
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        hint = "it is a TOML file, see docs/reference/configuration.md"
-        raise InvalidInput(f"cannot read the configuration {path}: {error}", hint=hint) from error
+    found, lines = configuration.read_file(path)
     tables = found.pop("reservations", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InvalidInput("reservations is not a list of tables", hint=f"write [[reservations]]; see {_DOCS}")
-    return parse_config(found)[0], tuple(_read_tables(tables))
+    return configuration.read_config(found, lines)[0], tuple(_read_tables(tables))
 
 
 def _read_tables(tables: Sequence[dict[str, Any]]) -> list[ConfiguredReservation]:

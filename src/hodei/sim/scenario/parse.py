@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import yaml
 from msgspec import structs
 
@@ -224,13 +223,10 @@ class _Parser:
         return "config", read
 
     def struct(self, data: Any, kind: type[Any], path: str) -> Any:
-        try:
-            return msgspec.convert(data, kind)
-        except msgspec.ValidationError as error:
-            what, _, where = str(error).partition(" - at `$")
-            where = where.rstrip("`").replace("[...]", "")
-            self.report(path + where, _readable(what))
-            return None
+        wrong: Problems = []
+        read = convert(data, kind, path, wrong)
+        self.problems += wrong
+        return None if wrong else read
 
     def cluster(self) -> None:
         for place, entry in self.entries("cluster", needed=True):
@@ -430,11 +426,6 @@ class _Parser:
 
     def as_list(self, given: Any) -> list[Any]:
         return given if isinstance(given, list) else [given]
-
-
-def _readable(text: str) -> str:
-    text = text.replace("Object", "the mapping").replace("`object`", "a mapping").replace("`array`", "a list")
-    return text[:1].lower() + text[1:]
 
 
 def with_commands(document: dict[str, Any]) -> dict[str, Any]:
