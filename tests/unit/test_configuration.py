@@ -31,7 +31,7 @@ plugins = ["fgd", "no_such"]
 [scheduling.escalation]
 promote_to = "hgih"
 [[scheduling.routes]]
-profile = "nobody"
+profile = "missing"
 [scheduling.quotas.lab]
 hard = {cpu = "many", memory = 1000000000000000000000}
 [scheduling.budgets.lab]
