@@ -111,7 +111,7 @@ def parse_reservation(request: ReservationRequest, now_ms: int, by: str) -> Rese
     if bool(request.nodes) == bool(request.node):
         problems.append(("nodes", "give either `nodes` (how many) or `node` (which)"))
     elif not 0 <= request.nodes <= MAX_NODES or len(request.node) > MAX_NODES:
-        problems.append(("nodes", f"from 1 to {MAX_NODES}"))
+        problems.append(("nodes", f"{request.nodes or len(request.node)} is not from 1 to {MAX_NODES}"))
     elif len(set(request.node)) < len(request.node):
         problems.append(("node", "a node is listed twice"))
     amounts = {"cpu": request.cpu, "memory": request.memory, "gpu": request.gpu, **request.resources}

@@ -27,7 +27,8 @@ _CONSTANTS = {
     "+.inf": float("inf"), "-.inf": float("-inf"),
 }  # fmt: skip
 # Numbers with leading zeros, underscores, colons or a base stay text: YAML versions disagree about them.
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,29})")
+# Longer ones than any limit are still numbers, so that errors say that they are out of range.
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,299})")
 _FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]{0,29})?\.[0-9]{1,30}|(?:0|[1-9][0-9]{0,29})\.?)(?:[eE][-+]?[0-9]{1,4})?")
 _TAG = "tag:yaml.org,2002:"
 _HINTS = (

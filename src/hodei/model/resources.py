@@ -26,7 +26,7 @@ SUFFIXES = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-_QUANTITY = re.compile(r"([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?")
+_QUANTITY = re.compile(r"([+-]?(?:\d{1,300}(?:\.\d{0,30})?|\.\d{1,30}))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?")
 _BINARY = (("Ei", 2**60), ("Pi", 2**50), ("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
@@ -49,9 +49,9 @@ def parse_quantity(value: str | int | float, *, scale: int = 1) -> int:
         raise InvalidInput(f"{text[:40]!r} is not a quantity", hint=hint)
     number = Decimal(match[1] + (match[2] or "")) * SUFFIXES[match[3] or ""] * scale
     if number < 0:
-        raise InvalidInput(f"{text!r} is negative", hint="amounts start at 0")
+        raise InvalidInput(f"{text[:40]!r} is negative", hint="amounts start at 0")
     if number > MAX_AMOUNT:
-        raise InvalidInput(f"{text!r} is larger than any machine", hint="check the suffix")
+        raise InvalidInput(f"{text[:40]!r} is larger than any machine", hint="check the suffix")
     return int(number.to_integral_value(ROUND_CEILING))
 
 

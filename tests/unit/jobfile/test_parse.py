@@ -246,6 +246,7 @@ def test_null_values_count_as_not_given() -> None:
         ({"memory": "1e30"}, "memory", "larger than any machine"),
         ({"memory": "8GB"}, "memory", "leave out the B"),
         ({"memory": 10**400}, "memory", "out of range"),
+        ({"memory": "9" * 31}, "memory", "larger than any machine"),
         ({"memroy": "1Gi"}, "memroy", "did you mean 'memory'?"),
         ({"resources": {"requests": {"memroy": 1}}}, "resources.requests.memroy", "did you mean 'memory'?"),
         ({"resources": {"cpu": 1}, "cpu": 1}, "resources.cpu", "given twice"),

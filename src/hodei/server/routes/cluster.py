@@ -38,7 +38,7 @@ from hodei.model.audit import mask_settings
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.facts import NodeOverridden
 from hodei.model.job import RUN_ENDED, Job, Run
-from hodei.model.names import parse_labels
+from hodei.model.names import label_key, label_value
 from hodei.model.node import Taint
 from hodei.model.resources import Resources, format_resources
 from hodei.ports import JobQuery, NodeRunsQuery, RunKey
@@ -242,8 +242,10 @@ async def override_node(call: Call) -> NodeView:
     patch = _node_patch.decode(call.body)
     for key, value in patch.labels.items():
         _check_text("label", key, value or "")  # a label to remove comes from a backend, with rules of its own
-    parse_labels({key: value for key, value in patch.labels.items() if value is not None})
-    parse_labels({taint.key: taint.value for taint in patch.add_taints})
+        if value is not None:
+            _check_label(key, value)
+    for taint in patch.add_taints:
+        _check_label(taint.key, taint.value)
     change = NodeOverridden(
         call.args["name"],
         cordon=True if patch.drain else patch.cordon,
@@ -258,6 +260,11 @@ async def override_node(call: Call) -> NodeView:
 def _taint(view: TaintView) -> Taint:
     _check_text("taint", view.key, view.value)
     return msgspec.convert({"key": view.key, "value": view.value, "effect": view.effect}, Taint)
+
+
+def _check_label(key: str, value: str) -> None:
+    label_key(key)
+    label_value(value)
 
 
 def _check_text(what: str, key: str, value: str) -> None:
