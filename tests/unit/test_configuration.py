@@ -141,3 +141,28 @@ def test_config_check_needs_no_server_and_its_exit_code_is_the_result(tmp_path: 
     wrong = check(str(tmp_path / "bad.toml"), "-o", "json", home=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert "  line 2: server.port: out of range: 70000 is not from 0 to 65535\n" in wrong.stderr
+
+
+def test_a_number_of_any_size_is_refused_with_the_range_of_its_key():
+    found = {
+        "server": {"port": 10**30},
+        "scheduling": {"max_losses": 10**400, "profiles": {"a": {"options": {"batch": {"lookahead": 10**30}}}}},
+        "backends": {"b": {"kind": "instant", "nodes": 10**19}},
+        "sinks": {"jsonl": {"sizes": [1, {"x": 10**30}]}},
+    }
+    with pytest.raises(InvalidInput) as caught:
+        read_config(found, full=True)
+    text = dict(caught.value.problems)
+    assert text["server.port"] == f"out of range: {10**30} is not from 0 to 65535"
+    assert text["scheduling.max_losses"] == "out of range: a number of 400 digits"
+    assert set(text) == {
+        "server.port", "scheduling.max_losses", "scheduling.profiles.a.options.batch.lookahead", "backends.b.nodes",
+        "sinks.jsonl.sizes[1].x",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"lookahead": 10**15}, {"lookahead": "x"}, {"reservation_depth": 10**9}])
+def test_the_options_of_a_batch_queue_have_limits(options):
+    found = {"scheduling": {"profiles": {"a": {"queue": "batch", "options": {"batch": options}}}}}
+    with pytest.raises(InvalidInput, match=r"^scheduling\.profiles\.a\.queue: .*write a whole number from 1 to 1"):
+        read_config(found, full=True)

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from math import isfinite
+from sys import float_info
 from typing import Any
 
 import msgspec
@@ -24,8 +25,6 @@ from hodei.model.errors import InvalidInput
 
 DOCS = "docs/reference/configuration.md"
 _SECTIONS = Config.__struct_fields__
-# Whole numbers that every reader of the configuration holds.
-_MAX_INTEGER = 2**63 - 1
 
 
 class ConfigView(Struct, frozen=True, omit_defaults=True):
@@ -121,8 +120,8 @@ def _without_bad_numbers(value: Any, at: str, problems: Problems, depth: int = 0
 def _is_good_number(value: Any, at: str, problems: Problems) -> bool:
     if isinstance(value, float) and not isfinite(value):
         problems.append((at, f"{value} is not a finite number"))
-    elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        problems.append((at, f"out of range: {short_number(value)} is not from -{_MAX_INTEGER} to {_MAX_INTEGER}"))
+    elif isinstance(value, int) and abs(value) > float_info.max:
+        problems.append((at, f"out of range: {short_number(value)}"))
     else:
         return True
     return False

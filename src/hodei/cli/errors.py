@@ -59,7 +59,7 @@ def describe(error: BaseException) -> list[str]:
         return _lines(text, hint=hint, code="USAGE")
     if isinstance(error, HodeiError):
         problems = error.problems if isinstance(error, InvalidInput) else ()
-        if len(problems) == 1 and error.message.startswith(problems[0][0] or problems[0][1]):
+        if len(problems) == 1 and error.message.endswith(": ".join(filter(None, problems[0]))):
             problems = ()  # the message already has this problem
         return _lines(error.message, problems=problems, hint=error.hint, code=error.code)
     if isinstance(error, OSError) and error.strerror:

@@ -28,6 +28,7 @@ _KEY = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 
 # Whole numbers of types without limits of their own: what stores, JSON readers and clocks can hold.
 MAX_INTEGER = 2**63 - 1
+_MAX_DEPTH = 32
 # A value with a mistake, which has been reported.
 _WRONG: Any = object()
 
@@ -114,7 +115,7 @@ def _walk(data: Any, kind: inspect.Type, at: str, problems: Problems) -> Any:
     elif isinstance(choice, inspect.IntType | inspect.FloatType):
         out = _walk_number(data, choice, at, problems)
     else:
-        out = data
+        out = data if not isinstance(choice, inspect.AnyType) or _fits(data, at, problems) else _WRONG
     if out is _WRONG or out is None or parse is None or _parses(out, parse, at, problems):
         return out
     return _WRONG
@@ -199,6 +200,20 @@ def _walk_number(data: int | float, kind: inspect.IntType | inspect.FloatType, a
             problems, at, f"out of range: {short_number(data)} is not from {short_number(low)} to {short_number(high)}"
         )
     return data
+
+
+def _fits(data: Any, at: str, problems: Problems, depth: int = 0) -> bool:
+    """Whether all whole numbers in a value of any type are within the limits."""
+    if isinstance(data, int) and abs(data) > MAX_INTEGER:
+        _wrong(problems, at, f"out of range: {short_number(data)} is not from -{MAX_INTEGER} to {MAX_INTEGER}")
+        return False
+    inner: list[tuple[str, Any]] = []
+    if isinstance(data, Mapping) and depth < _MAX_DEPTH:
+        inner = [(join_path(at, str(key)), value) for key, value in data.items()]
+    elif isinstance(data, list | tuple) and depth < _MAX_DEPTH:
+        inner = [(f"{at}[{number}]", value) for number, value in enumerate(data)]
+    results = [_fits(value, path, problems, depth + 1) for path, value in inner]  # all of them are reported
+    return all(results)
 
 
 def short_number(number: float) -> str:

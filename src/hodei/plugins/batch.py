@@ -78,9 +78,13 @@ class Batch(Fifo):
         self._order, self._fill, self.overrun = order, fill, overrun
         self._doubling_ms = parse_duration_ms(doubling)
         self._default_ms = parse_duration_ms(default_estimate)
-        for word, amount in (("lookahead", lookahead), ("reservation_depth", reservation_depth)):
-            if amount < 1:
-                raise InvalidInput(f"{word} of a batch queue is {amount}", hint="write a whole number from 1")
+        for word, amount, most in (
+            ("lookahead", lookahead, 1_000_000),
+            ("reservation_depth", reservation_depth, 100_000),
+        ):
+            if isinstance(amount, bool) or not isinstance(amount, int) or not 1 <= amount <= most:
+                text = f"{word} of a batch queue is {amount!r}"
+                raise InvalidInput(text, hint=f"write a whole number from 1 to {most}")
         self.reorders = order in REORDERING
         self.by_submission = order == "fcfs"
         self.balances = fill == "balanced"

@@ -117,7 +117,17 @@ class ConfigChanges:
         active = Config(scheduling=self._service.scheduling)
         known_code = {*imported_code(self._started).values(), *imported_code(active).values()}
         config, full = await asyncio.to_thread(self._read, found, lines, known_code=known_code)
-        return await self._change(config.scheduling, by, "set", dry_run, config if full else None)
+        return await self._change(config.scheduling, by, "set", dry_run, self._with_started(config) if full else None)
+
+    def _with_started(self, config: Config) -> Config:
+        """Sections that a sent configuration leaves out do not change."""
+        default = Config()
+        left_out = {
+            name: getattr(self._started, name)
+            for name in Config.__struct_fields__
+            if name != "scheduling" and getattr(config, name) == getattr(default, name)
+        }
+        return msgspec.structs.replace(config, **left_out)
 
     async def undo(self, by: str, *, to: int = 0, dry_run: bool = False) -> ConfigChange:
         earlier = self.get(to) if to else version_to_restore(self.history)

@@ -123,3 +123,10 @@ def test_control_characters_in_messages_are_escaped(hodei, stub):
     stub.on("GET", f"{API}/nodes", problem(409, "CONFLICT", "evil \x1b[2J", "do \x07"))
     assert "\x1b" not in hodei("nodes").stderr
     assert r"evil \x1b[2J" in hodei("nodes").stderr
+
+
+def test_a_single_problem_is_shown_once(capsys):
+    text = "line 4: nodes[1].name: there are two nodes 'a'"
+    problem = ("line 4: nodes[1].name", "there are two nodes 'a'")
+    errors.report(InvalidInput(f"/etc/config.toml: {text}", problems=(problem,)))
+    assert capsys.readouterr().err == f"error: /etc/config.toml: {text}\n[INVALID]\n"

@@ -324,6 +324,8 @@ def _budget(config: BudgetConfig) -> ProjectBudget:
             day = datetime.fromisoformat(config.since)
         except ValueError:
             raise InvalidInput(f"since = {config.since!r}", hint="a day such as 2026-01-31") from None
+        if day.year < 1970:
+            raise InvalidInput(f"since = {config.since!r}", hint="a day from 1970-01-01 on")
         since_ms, period = round(day.replace(tzinfo=day.tzinfo or UTC).timestamp() * 1000), ""
     if not period and not config.since:
         raise InvalidInput("neither a period nor a start", hint='period = "month", or since = "2026-01-31"')
