@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 # Reported when another part of this process has already collected the exit status.
 UNKNOWN_EXIT_CODE = 255
@@ -55,6 +56,13 @@ def _inheritable_fds() -> list[int]:
             if fd > 2 and os.get_inheritable(fd):
                 found.append(fd)
     return found
+
+
+async def cancel_tasks(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Returns when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def call_on_stop_signal(stop: Callable[[], object]) -> None:

@@ -547,8 +547,7 @@ class Controller:
         if down := self.backend_availability.problem(gang, refusal):
             code, text = UNAVAILABLE, down
         text = with_last_preemption(job, text)
-        if (job.reason_code, job.reason) != (code, text):
-            self.cluster.change_job(job, now_ms, reason_code=code, reason=text)
+        self.cluster.set_reason(job, code, text, now_ms)
         if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
             until_ms = router.after_fault(gang.job.profile, now_ms, self.retry.failed_plugin)
             if not self._leave_broken_profile(queue, job, text, now_ms):

@@ -165,6 +165,11 @@ class ClusterState:
             self.jobs[job.id] = job
         return job
 
+    def set_reason(self, job: Job, code: str, text: str, now_ms: int) -> Job:
+        if (job.reason_code, job.reason) == (code, text):
+            return job
+        return self.change_job(job, now_ms, reason_code=code, reason=text)
+
     def add_run(self, run: Run, *, new: bool) -> None:
         self.runs.setdefault(run.job, {})[run.id] = run
         self._changed[run.job] = None

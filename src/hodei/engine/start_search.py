@@ -87,7 +87,7 @@ class StartSearch:
         taken: dict[NodeName, Resources] = {}
         at: dict[int, Ints] = {}
         for kind, _, member in gang.needed_members():
-            request = {resource: amount for resource, amount in member.task.request.items() if amount}
+            request = member.needs
 
             def on(row: int, request: Resources) -> int:
                 name = table.names[row]
@@ -130,7 +130,7 @@ class StartSearch:
     ) -> tuple[int, dict[NodeName, Resources]] | None:
         """The same for one member and few nodes; ties go to the first name."""
         ((kind, _, member),) = gang.needed_members()
-        request = {resource: amount for resource, amount in member.task.request.items() if amount}
+        request = member.needs
         open_rows = self._engine.open_rows(gang, kind, view)
         best: tuple[int, NodeName] | None = None
         for row, name in enumerate(self._engine.table.names):

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, Move, Reason, StartKind, TaskSpec
+from hodei.model.resources import Resources
 
 if TYPE_CHECKING:
     from hodei.engine.availability import AvailabilityProfile
@@ -28,6 +29,11 @@ class Member(Struct, frozen=True, gc=False):
     def labels(self) -> dict[str, str]:
         own = self.task.labels
         return {**self.job.labels, **own} if own else self.job.labels
+
+    @property
+    def needs(self) -> Resources:
+        """The resources of which it requests more than 0."""
+        return {resource: amount for resource, amount in self.task.request.items() if amount}
 
 
 class Gang(Struct, gc=False):

@@ -135,7 +135,7 @@ class Spill:
             if not numbers:
                 continue
             soonest = FOREVER
-            request = {name: amount for name, amount in member.task.request.items() if amount}
+            request = member.needs
             for node, allocatable in rows:
                 if _may_use(member, node.backend) and _fits_idle(allocatable, request):
                     at_ms = availability.earliest(

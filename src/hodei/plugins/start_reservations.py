@@ -36,7 +36,7 @@ class StartReservations:
         closed: list[list[int]] = [[] for _ in gang.members]
         claim = None
         for member, its in zip(gang.members, closed, strict=True):
-            request = _request(member)
+            request = member.needs
             for node in availability.claimed:
                 row = table.row.get(node)
                 if row is not None:
@@ -81,9 +81,7 @@ class StartReservations:
             if row is not None and free[row]:
                 until_ms = _until(gang, view)
                 free[row] = (
-                    availability.first_conflict(
-                        node, _request(member), view.now_ms, until_ms, gang.id, gang.job.project
-                    )
+                    availability.first_conflict(node, member.needs, view.now_ms, until_ms, gang.id, gang.job.project)
                     is None
                 )
         return free
@@ -97,7 +95,7 @@ class StartReservations:
             together: Resources = {}
             for placed in placements:
                 if placed.node.name == node:
-                    together |= dict.fromkeys(_request(placed.member), 0)
+                    together |= dict.fromkeys(placed.member.needs, 0)
             # They are in the table already, so nothing further may be missing.
             claim = availability.first_conflict(
                 node, together, view.now_ms, _until(gang, view), gang.id, gang.job.project
@@ -127,10 +125,6 @@ def _rows_except(closed: list[int], table: Table) -> Mask:
     mask = np.zeros(len(table.names), dtype=np.bool_)
     mask[closed] = True
     return ~mask
-
-
-def _request(member: Member) -> Resources:
-    return {resource: amount for resource, amount in member.task.request.items() if amount}
 
 
 def _until(gang: Gang, view: View) -> int:

@@ -53,6 +53,7 @@ from hodei.model.node import Node
 from hodei.model.reservation import CapacityHold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
+from hodei.process import cancel_tasks
 from hodei.runtime.backend_manager import BackendFactory, BackendManager
 from hodei.runtime.capacity_task import CapacityTask
 from hodei.runtime.clock import steady_ms
@@ -231,9 +232,7 @@ class Service:
         self.event_hub.close()
         if self._tasks:
             await self._tasks[0]
-        for task in self._tasks[1:]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(self._tasks)
         await self.backend_manager.stop()
         await self.observers.close()
         self.forecasts.close()

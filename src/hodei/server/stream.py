@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hodei.model.effects import Event
+from hodei.process import cancel_tasks
 from hodei.server.route import Principal, Shared
 
 PAGE = 500
@@ -62,9 +63,7 @@ class EventStream:
             if abort is not None:
                 abort()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_tasks(tasks)
             self._release()
 
     async def _until_revoked(self) -> None:

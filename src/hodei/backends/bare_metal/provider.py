@@ -20,6 +20,7 @@ from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefus
 from hodei.model.ids import NodeName
 from hodei.model.node import Location
 from hodei.model.resources import format_time, parse_duration_ms
+from hodei.process import cancel_tasks
 
 log = logging.getLogger("hodei.bare_metal")
 MAX_THREADS = 64
@@ -79,9 +80,7 @@ class BmcProvider:
         """What is being switched off is continued by the next server, which orders it again."""
         members = self._members.values()
         tasks = [task for m in members for task in (m.refreshing, m.stopping) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(tasks)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

@@ -27,6 +27,7 @@ from hodei.model.node import Location, Node, architecture
 from hodei.model.resources import CPU, MEMORY
 from hodei.model.usage import RunUsage
 from hodei.ports import Stream
+from hodei.process import cancel_tasks
 
 CONNECT_TIMEOUT_S = 15.0
 PRUNE_EVERY_S = 3600.0
@@ -95,9 +96,7 @@ class DockerBackend(BaseBackend):
             raise BackendError(f"no Docker host answers: {problems}"[:1000], hint="see docs/how-to/docker.md")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(self._tasks)
         self._tasks = []
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 

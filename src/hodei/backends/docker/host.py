@@ -41,6 +41,7 @@ from hodei.model.ids import RunId
 from hodei.model.job import Checkpoint, HealthState
 from hodei.model.resources import parse_duration_ms
 from hodei.model.usage import RunUsage
+from hodei.process import cancel_tasks
 
 log = logging.getLogger("hodei.docker")
 
@@ -107,9 +108,7 @@ class DockerHost:
 
     async def close(self) -> None:
         tasks = [*self._tasks, *(task for tracked in self.runs.values() for task in tracked.tasks)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(tasks)
         await self.connection.close()
         await self.images.close()
         await self.engine.close()

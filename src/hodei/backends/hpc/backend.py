@@ -29,6 +29,7 @@ from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.model.resources import parse_duration_ms
 from hodei.ports import Stream
+from hodei.process import cancel_tasks
 
 LOCK_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 2.0
@@ -141,9 +142,7 @@ class HpcBackend(BaseBackend):
             *self.supervision.tasks,
             *([self._poll_task] if self._poll_task else []),
         ]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(tasks)
         self._poll_task = None
         await self.system.close()
         self.journal.close()

@@ -41,6 +41,7 @@ from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.model.resources import parse_duration_ms
 from hodei.ports import Stream
+from hodei.process import cancel_tasks
 
 log = logging.getLogger("hodei.kubernetes")
 CAPABILITIES = Capabilities(
@@ -143,9 +144,7 @@ class KubernetesBackend(BaseBackend):
         pods, self._pods, self._outage = self._pods, None, ""
         tasks = [*self._loops, *self._tasks]
         self._loops = []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(tasks)
         self._supervision.reset(None)
         self._archiving.clear()
         self._busy.clear()

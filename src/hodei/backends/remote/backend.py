@@ -40,6 +40,7 @@ from hodei.model.node import Node, Socket, architecture
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, format_time
 from hodei.model.usage import RunUsage
 from hodei.ports import Stream
+from hodei.process import cancel_tasks
 
 log = logging.getLogger("hodei.agents")
 OFFLINE = "AGENT_OFFLINE"
@@ -181,9 +182,7 @@ class AgentBackend(BaseBackend):
         self._hub.remove_backend(self)
         tasks = [*self._tasks, *([self._ticker] if self._ticker else [])]
         self._ticker = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(tasks)
         self._nodes.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -541,7 +541,7 @@ def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[Capac
             continue
         allocatable, used = table.allocatable[row], table.usage(row)
         for member in gang.members:
-            request = {resource: amount for resource, amount in member.task.request.items() if amount}
+            request = member.needs
             if any(allocatable.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
                 continue
             claim = availability.first_conflict(node, request, now_ms, until_ms, gang.id, gang.job.project)

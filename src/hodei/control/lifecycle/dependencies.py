@@ -276,9 +276,7 @@ class Dependencies:
                 text = f"needs {needed} of {count} and {wait.never} can never be met any more: {text}"
             self._lifecycle.finish(job, "failed", now_ms, NEVER_MET, text)
         elif job.state == "pending":
-            text = self._reason(wait)
-            if (job.reason_code, job.reason) != (WAITING_FOR_DEPENDENCY, text):
-                self._cluster.change_job(job, now_ms, reason_code=WAITING_FOR_DEPENDENCY, reason=text)
+            self._cluster.set_reason(job, WAITING_FOR_DEPENDENCY, self._reason(wait), now_ms)
 
     def _release(self, job: Job, wait: _Wait, now_ms: int) -> None:
         self._forget(job.id)

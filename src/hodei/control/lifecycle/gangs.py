@@ -108,9 +108,7 @@ class Gangs:
                 text += f"; member {missing[0].member} is being replaced"
             elif spec.gang.elastic and not ending:
                 text += "; more join when there is capacity"
-        if (job.reason_code, job.reason) != (code, text):
-            job = cluster.change_job(job, now_ms, reason_code=code, reason=text)
-        return job
+        return cluster.set_reason(job, code, text, now_ms)
 
     def _start_repair(self, job: Job, missing: list[Run], now_ms: int, pause_ms: int) -> None:
         known = self.repairs.get(job.id)

@@ -282,8 +282,7 @@ class PerNode:
             code, text = "PARTIAL", f"runs on {left.live} node{'' if left.live == 1 else 's'}; {'; '.join(parts)}"
         elif not left.live:
             code, text = "PARTIAL", "no node matches now; it starts on each matching node that joins"
-        if (job.reason_code, job.reason) != (code, text):
-            self._cluster.change_job(job, now_ms, reason_code=code, reason=text)
+        self._cluster.set_reason(job, code, text, now_ms)
 
 
 def failure_of(failed: Run) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from hodei.control.controller import Step
+from hodei.process import cancel_tasks
 
 _log = logging.getLogger(__name__)
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
@@ -48,9 +49,7 @@ async def run_in_background(
     try:
         yield
     finally:
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_tasks(running)
         for task in tasks:
             try:
                 await task.stop()

@@ -17,6 +17,7 @@ from hodei.kube.scheduler.background import BackgroundTask, Supervisor
 from hodei.kube.scheduler.cache import ClusterCache, Indexer, Refusals, by_name, by_uid
 from hodei.kube.scheduler.groups import EndedMembers
 from hodei.kube.scheduler.pods import Pods
+from hodei.process import cancel_tasks
 
 _ACTIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 # A watch without any activity for this long hangs: the timeout of a list is shorter.
@@ -150,9 +151,7 @@ class Informers:
         return out
 
     async def stop(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await cancel_tasks(self.tasks)
 
 
 def _watches(api: Api, cache: ClusterCache) -> list[_Watch]:

@@ -25,6 +25,7 @@ from hodei.jobfile.render import iso
 from hodei.model.audit import AuditEntry
 from hodei.model.effects import SaveAudit
 from hodei.model.resources import format_duration, parse_duration_ms
+from hodei.process import cancel_tasks
 from hodei.server.auth import bearer_token
 from hodei.server.errors import reply_to
 from hodei.server.route import ADMIN, API, ENROLMENT, MIB, NODE, READ, Call, Param, Reply, Route
@@ -77,9 +78,7 @@ class HangingExchange:
                 return
         finally:
             session.polls -= 1
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_tasks(tasks)
         if session.closed:
             await reply_to(SessionOver("this session is over"))(scope, receive, send)
             return
