@@ -26,7 +26,7 @@ from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, CircuitPolicy, RetryPolicy
 from hodei.extensions import COLLECTORS, SINKS, STORES, make
-from hodei.model.config import Config, HealthConfig, SchedulingConfig
+from hodei.model.config import Config, HealthConfig, SchedulingConfig, imported_code
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import EventNoted
 from hodei.model.node import Node
@@ -188,7 +188,7 @@ def make_service(
         trial_controller=lambda policy: trial_controller(policy, service.scheduling),
         health=health_policy(config.health),
         backend_factory=BackendFactory(
-            lambda name, table: make_backend(name, table, context),
+            lambda name, table: make_backend(name, table, context, known_code=set(imported_code(file).values())),
             node_defaults,
             {name: config.backends.get(name, {}) for name in backends},
         ),

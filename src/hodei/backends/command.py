@@ -21,6 +21,7 @@ from hodei.backends.remote.backend import Patience
 from hodei.backends.remote.machines import Join, Machine, MachineBackend, MachineState
 from hodei.backends.remote.registry import check_node_name
 from hodei.model.capacity import NO_CAPACITY
+from hodei.model.config import Duration, Span
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused, InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.node import Location
@@ -49,9 +50,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     stop: tuple[str, ...]
     price: tuple[str, ...] = ()
     url: str = ""
-    timeout: str = "45s"
-    away_after: str = "60s"
-    lost_after: str = "10m"
+    timeout: Span = "45s"
+    away_after: Span = "60s"
+    lost_after: Duration = "10m"
 
 
 class Listed(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +72,7 @@ class Listed(Struct, frozen=True, forbid_unknown_fields=True):
     region: str = ""
     zone: str = ""
     rack: str = ""
-    startup: str = "2m"
+    startup: Duration = "2m"
     price: float = 0.0
     spot: bool = False
     losses_per_hour: float = 0.0

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from hodei.backends.base import BackendContext
 from hodei.backends.remote.backend import AgentBackend, AgentNode, Patience
 from hodei.backends.remote.registry import JoinedNode
+from hodei.model.config import Duration, Span
 from hodei.model.errors import InvalidInput
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node, Taint
@@ -34,15 +35,15 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     data: tuple[str, ...] = ()
     battery: bool = False
     metered: bool = False
-    offline_ok: str = "24h"
+    offline_ok: Duration = "24h"
     log_rate: str | int = "256Ki"
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """`lost_after` 0s: runs on a silent device are never given up."""
 
-    away_after: str = "2m"
-    lost_after: str = "0s"
+    away_after: Span = "2m"
+    lost_after: Duration = "0s"
     profiles: dict[str, Profile] = {}
 
 

@@ -6,14 +6,15 @@ from msgspec import Struct
 
 from hodei.backends.base import BackendContext
 from hodei.backends.remote.backend import AgentBackend, Patience
+from hodei.model.config import Duration, Span
 from hodei.model.resources import parse_duration_ms
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """`away_after`: a silent node is not ready. `lost_after`: its runs are given up; 0s for never."""
 
-    away_after: str = "60s"
-    lost_after: str = "10m"
+    away_after: Span = "60s"
+    lost_after: Duration = "10m"
 
 
 class HostsBackend(AgentBackend):

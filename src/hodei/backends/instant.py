@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from hodei.backends.base import BackendContext, BaseBackend
 from hodei.model.backend import Capabilities
@@ -25,7 +26,7 @@ from hodei.ports import Clock, Stream
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """`nodes`: how many nodes, each with practically unlimited capacity."""
 
-    nodes: int = 1
+    nodes: Annotated[int, Meta(ge=1, le=100_000)] = 1
 
 
 def make(name: str, settings: Settings, context: BackendContext) -> InstantBackend:

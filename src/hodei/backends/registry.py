@@ -1,12 +1,13 @@
 """Kinds of backend by name. A kind is imported when it is first needed, so a missing library breaks that kind alone.
 
-A kind is a module with `Settings` and `make` (see `hodei.backends.base`), announced under the entry point group
+A kind is a module with `Settings` and `make` (see `hodei.backends.base`), and optionally `check(name, settings)` for what
+types cannot express, announced under the entry point group
 `hodei.backends`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, cast
 
 from msgspec import Meta, Struct, structs
@@ -92,7 +93,8 @@ def settings_of(name: str, table: Mapping[str, Any]) -> Struct:
     kind = table.get("kind")
     if not isinstance(kind, str) or not kind:
         raise _wrong(name, "kind", f"the table has no kind; use one of: {', '.join(sorted(KINDS))}")
-    wanted = _module(name, kind).Settings
+    module = _module(name, kind)
+    wanted = module.Settings
     keys = {*wanted.__struct_fields__}
     at, problems = join_path("backends", name), list[tuple[str, str]]()
     _common_of(name, table, problems)
@@ -103,11 +105,18 @@ def settings_of(name: str, table: Mapping[str, Any]) -> Struct:
     settings = convert({key: value for key, value in table.items() if key in keys}, wanted, at, problems)
     if problems or settings is None:
         raise _refused(problems)
+    if hasattr(module, "check"):
+        module.check(name, settings)
     return cast("Struct", settings)
 
 
-def make_backend(name: str, table: Mapping[str, Any], context: BackendContext) -> Backend:
+def make_backend(
+    name: str, table: Mapping[str, Any], context: BackendContext, *, known_code: Collection[str] | None = None
+) -> Backend:
     """A backend that is not open yet. InvalidInput if its table is wrong, or a library that its kind needs is missing."""
+    kind = str(table.get("kind", ""))
+    if known_code is not None and ":" in kind and kind not in known_code:
+        raise _wrong(name, "kind", f"{kind[:80]!r} is code that the server's configuration file does not name")
     settings = settings_of(name, table)
     return _module(name, table["kind"]).make(name, settings, context)  # type: ignore[no-any-return]
 

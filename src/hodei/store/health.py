@@ -85,7 +85,7 @@ def check(reader: sqlite3.Connection, writer: sqlite3.Connection | None, path: P
         found.append(("store synchronous", synchronous >= 2, _SYNCHRONOUS[synchronous]))
     version = reader.execute("PRAGMA user_version").fetchone()[0]
     found.append(("store schema", version == schema.VERSION, f"version {version}, this program has {schema.VERSION}"))
-    found.append(("store room", *describe_free_space(reader)))
+    found.append(("store space", *describe_free_space(reader)))
     free = shutil.disk_usage(path.parent).free
     found.append(("store disk space", free >= LOW_DISK_BYTES, f"{human_amount(MEMORY, free)} free"))
     mode = stat.S_IMODE(os.stat(path).st_mode)

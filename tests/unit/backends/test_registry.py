@@ -67,3 +67,24 @@ def test_keys_of_the_table_are_defaults_for_its_nodes():
     assert (own.location, own.cost_milli, own.labels) == (Location("us", "us-1"), 7, {"a": "own", "b": "2"})
     node = a_node("n")
     assert node_defaults({"kind": "x"})(node) is node
+
+
+def test_code_that_the_configuration_does_not_name_is_not_loaded(tmp_path: Path, monkeypatch):
+    (tmp_path / "evil_kind.py").write_text("raise SystemExit('loaded')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidInput, match=r"backends\.b\.kind: 'evil_kind:x' is code"):
+        make_backend("b", {"kind": "evil_kind:x"}, CONTEXT, known_code=set())
+
+
+def test_every_mistake_of_a_table_is_reported_at_once():
+    table = {"kind": "instant", "nodes": 10**30, "nods": 1, "cost": 10**9, "labels": {"a b": "x"}}
+    with pytest.raises(InvalidInput) as refused:
+        settings_of("b", table)
+    assert {path for path, _ in refused.value.problems} == {
+        "backends.b.nodes", "backends.b.nods", "backends.b.cost", "backends.b.labels.'a b'",
+    }  # fmt: skip
+
+
+def test_the_check_of_a_kind_is_part_of_the_check_of_its_table():
+    with pytest.raises(InvalidInput, match=r"backends\.b\.starts_at_once: must be from 1 to 64"):
+        settings_of("b", {"kind": "docker", "starts_at_once": 65})

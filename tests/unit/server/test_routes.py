@@ -273,7 +273,8 @@ def test_an_operator_overrides_a_node(call, service):
 @pytest.mark.parametrize(
     ("patch", "status"),
     [({"cordn": True}, 422), ({"add_taints": [{"key": "k", "effect": "Never"}]}, 422), ({"add_taints": [{"key": ""}]}, 422),
-     ({"labels": {"": "x"}}, 422), ({"labels": {"a": "x\n"}}, 422), (None, 422), ([], 422)],
+     ({"labels": {"": "x"}}, 422), ({"labels": {"a": "x\n"}}, 422), ({"labels": {"a b": "x"}}, 422),
+     ({"labels": {"a": "b c"}}, 422), ({"add_taints": [{"key": "a/b/c", "effect": "NoExecute"}]}, 422), (None, 422), ([], 422)],
 )  # fmt: skip
 def test_an_invalid_node_override_is_refused(call, service, patch, status):
     response = call("PATCH", "/api/v1/nodes/n1", role="admin", body=body(patch))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from hodei.backends.remote.registry import check_node_name
+from hodei.model.config import Duration, Span
 from hodei.model.errors import BackendError, InvalidInput
 from hodei.model.resources import (
     CPU,
@@ -73,11 +74,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     ca: str = ""
     insecure_tls: bool = False
     group: str = "machines"
-    startup: str = "5m"
-    shutdown_timeout: str = "3m"
-    timeout: str = "10s"
-    away_after: str = "60s"
-    lost_after: str = "10m"
+    startup: Duration = "5m"
+    shutdown_timeout: Span = "3m"
+    timeout: Span = "10s"
+    away_after: Span = "60s"
+    lost_after: Duration = "10m"
 
 
 _SHARED = (

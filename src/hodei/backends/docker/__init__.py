@@ -5,6 +5,6 @@
 """
 
 from hodei.backends.docker.backend import DockerBackend, make
-from hodei.backends.docker.settings import Settings
+from hodei.backends.docker.settings import Settings, check
 
-__all__ = ["DockerBackend", "Settings", "make"]
+__all__ = ["DockerBackend", "Settings", "check", "make"]

@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from hodei.backends.hpc.ports import BatchSystem, Cluster, Partition
 from hodei.model.backend import NodeUsage
+from hodei.model.config import Span
 from hodei.model.errors import BackendError, BackendRefused, InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.node import DELEGATED, GPU_ONLY, QUEUE_LABEL_SUFFIX, Node, Pool, Taint, TaintEffect
@@ -35,7 +36,7 @@ class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     mode: Mode = "placed"
     ahead: float = 1.0
     cpu_jobs_on_gpus: CpuJobsOnGpus = "never"
-    poll: str = "2s"
+    poll: Span = "2s"
     conf: str = ""
     commands: str = ""
     account: str = ""

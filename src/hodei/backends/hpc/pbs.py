@@ -37,6 +37,7 @@ from hodei.backends.hpc.ports import (
 )
 from hodei.backends.hpc.script import SHELL
 from hodei.model.backend import Capabilities, ExecResult
+from hodei.model.config import Span
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY, Resources
@@ -46,7 +47,7 @@ class Settings(ClusterSettings, frozen=True, forbid_unknown_fields=True, omit_de
     """`queues`: those that jobs may use, in order of preference. `conf`: replaces /etc/pbs.conf."""
 
     mode: Mode = "delegate"
-    poll: str = "5s"
+    poll: Span = "5s"
     queues: tuple[str, ...] = ()
     project: str = ""
     allow_projects: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from hodei.backends.base import WHOLE_GPU, absolute_path, check_container_command, run_env
 from hodei.kube.api.client import Access
 from hodei.model.affinity import HostPort
+from hodei.model.config import Span
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput
 from hodei.model.ids import RunId
@@ -54,7 +55,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_annotations: tuple[str, ...] = ()
     restricted: bool = False
     gpu: str = "nvidia.com/gpu"
-    pull_timeout: str = "2m"
+    pull_timeout: Span = "2m"
 
     @property
     def access(self) -> Access:

@@ -38,6 +38,7 @@ from hodei.model.audit import mask_settings
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.facts import NodeOverridden
 from hodei.model.job import RUN_ENDED, Job, Run
+from hodei.model.names import parse_labels
 from hodei.model.node import Taint
 from hodei.model.resources import Resources, format_resources
 from hodei.ports import JobQuery, NodeRunsQuery, RunKey
@@ -240,7 +241,9 @@ def _node_run_view(run: Run, job: Job | None, request: Resources) -> NodeRunView
 async def override_node(call: Call) -> NodeView:
     patch = _node_patch.decode(call.body)
     for key, value in patch.labels.items():
-        _check_text("label", key, value or "")
+        _check_text("label", key, value or "")  # a label to remove comes from a backend, with rules of its own
+    parse_labels({key: value for key, value in patch.labels.items() if value is not None})
+    parse_labels({taint.key: taint.value for taint in patch.add_taints})
     change = NodeOverridden(
         call.args["name"],
         cordon=True if patch.drain else patch.cordon,
