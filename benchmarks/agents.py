@@ -30,8 +30,8 @@ from hodei.backends.remote.registry import JoinedNode, Stored
 
 ABOUT = "Idle agents that dial out: the server's CPU and memory."
 OPTIONS = (
-    click.option("--agents", type=click.IntRange(1), default=500, show_default=True),
-    click.option("--seconds", type=float, default=60.0, show_default=True),
+    click.option("--agents", type=click.IntRange(1), default=500, show_default=True, help="Number of agents."),
+    click.option("--seconds", type=float, default=60.0, show_default=True, help="How long to measure."),
 )
 FACTS = {
     "hostname": "h", "kernel": "6", "os": "linux", "arch": "x86_64", "cpu_milli": 4000, "memory_bytes": 8 << 30,

@@ -178,7 +178,13 @@ def top(project: str, user: str, node: str, sort: str, limit: int, output: str, 
 @click.command()
 @click.option("--since", default="30d", show_default=True, metavar="TIME", help="Start: 6h, 30d, 2026-01-31T08:00Z.")
 @click.option("--until", default="", metavar="TIME", help="End [default: now].")
-@click.option("--by", type=click.Choice(["project", "user", "backend"]), default="project", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["project", "user", "backend"]),
+    default="project",
+    show_default=True,
+    help="One row for each.",
+)
 @click.option("--project", default="", help="Only this project.")
 @output_option
 @headers_option

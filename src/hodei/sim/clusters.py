@@ -174,7 +174,10 @@ def _nodes_of(group: NodeGroup, path: Path) -> list[Node]:
         raise InvalidInput(
             f"{path}: group {group.name!r} has a count of {group.count:,}", hint=f"give from 1 to {MAX_NODES:,}"
         )
-    node = structs.replace(instant_node(node_offer(group)), backend=BACKEND, kind=BACKEND)
+    try:
+        node = structs.replace(instant_node(node_offer(group)), backend=BACKEND, kind=BACKEND)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint or _CLUSTER_HINT) from error
     if group.count == 1:
         return [node]
     width = len(str(group.count - 1))

@@ -271,7 +271,7 @@ def test_a_failed_policy_is_named_and_makes_exit_1(trace: str, monkeypatch, caps
 def test_if_all_policies_fail_nothing_is_written(trace: str, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [Failure("out of memory")])
     assert main(["compare", trace, "--policies", "easy", "--procs", "10", "--out", "r", "--waits", "w.csv"]) == 1
-    assert "every policy failed; easy: out of memory" in capsys.readouterr().err
+    assert "every run failed; easy: out of memory" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["jobs.csv"]
 
 
