@@ -166,3 +166,14 @@ def test_the_options_of_a_batch_queue_have_limits(options):
     found = {"scheduling": {"profiles": {"a": {"queue": "batch", "options": {"batch": options}}}}}
     with pytest.raises(InvalidInput, match=r"^scheduling\.profiles\.a\.queue: .*write a whole number from 1 to 1"):
         read_config(found, full=True)
+
+
+def test_the_names_of_projects_are_checked_where_they_are_keys():
+    tables = {"quotas": {"hard": {"cpu": 1, "cpus": 2}}, "budgets": {"hours": {"gpu": 1}}, "ranges": {}}
+    found = {"scheduling": {section: {"a/b": table, "*": {**table, "hard": {"cpu": 1}} if section == "quotas" else table}
+                            for section, table in tables.items()}}  # fmt: skip
+    with pytest.raises(InvalidInput) as caught:
+        read_config(found, full=True)
+    assert [path for path, _ in caught.value.problems] == [
+        "scheduling.quotas.a/b.hard.cpus", "scheduling.budgets.a/b", "scheduling.ranges.a/b"
+    ]  # fmt: skip

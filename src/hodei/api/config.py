@@ -93,6 +93,7 @@ def parse_config(
         mistakes += new_problems(check(config), mistakes)
     problems += new_problems([(_written_path(path, origins), text) for path, text in mistakes], problems)
     if problems or config is None:
+        problems.sort(key=lambda problem: _line_of(problem[0], lines) or 0)
         error = refuse([_with_line(path, text, lines) for path, text in problems], "the configuration")
         error.hint = DOCS
         raise error
@@ -139,11 +140,17 @@ def _written_path(path: str, origins: Mapping[str, str]) -> str:
 
 
 def _with_line(path: str, text: str, lines: Mapping[str, int]) -> tuple[str, str]:
+    line = _line_of(path, lines)
+    return (f"line {line}: {path}" if line else path), text
+
+
+def _line_of(path: str, lines: Mapping[str, int]) -> int | None:
+    """Of the value, or of the nearest table around it."""
     at = path.replace("'", "")  # a name with blanks is quoted
     line = lines.get(at)
     while line is None and (at := _LAST_PART.sub("", cut := at)) != cut:
         line = lines.get(at)
-    return (f"line {line}: {path}" if line else path), text
+    return line
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]")

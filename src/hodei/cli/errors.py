@@ -59,8 +59,10 @@ def describe(error: BaseException) -> list[str]:
         return _lines(text, hint=hint, code="USAGE")
     if isinstance(error, HodeiError):
         problems = error.problems if isinstance(error, InvalidInput) else ()
-        if len(problems) == 1 and error.message.endswith(": ".join(filter(None, problems[0]))):
-            problems = ()  # the message already has this problem
+        if len(problems) == 1:
+            path, text = problems[0]
+            if error.message.startswith(path or text) or error.message.endswith(f"{path}: {text}"):
+                problems = ()  # the message already has this problem
         return _lines(error.message, problems=problems, hint=error.hint, code=error.code)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""

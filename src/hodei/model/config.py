@@ -35,15 +35,16 @@ def _parse_optional_duration(text: str) -> None:
 
 def _parse_amounts(amounts: Mapping[str, str | int | float]) -> None:
     """InvalidInput with the problem of each key."""
-    problems = []
+    problems, valid = [], dict[str, str | int | float]()
     for name, amount in amounts.items():
         try:
             parse_resources({name: amount})
+            parse_resources(valid | {name: amount})  # no resource under two names
+            valid[name] = amount
         except InvalidInput as error:
             problems.append((name, f"{error.message}; {error.hint}" if error.hint else error.message))
     if problems:
         raise InvalidInput(problems[0][1], problems=tuple(problems))
-    parse_resources(amounts)  # no resource under two names
 
 
 def parse_priority(given: str | int) -> int:

@@ -135,7 +135,7 @@ def test_since_may_be_a_time_an_age_or_a_number(service, tokens):
     ("query", "message"),
     [
         ("limit=0", "not between 1 and 1000"), ("limit=1001", "not between 1 and 1000"), ("limit=-1", "not a whole number"),
-        ("limit=1e3", "not a whole number"), ("limit=%D9%A3", "not a whole number"), ("after=99999999999999999999", "whole number"),
+        ("limit=1e3", "not a whole number"), ("limit=%D9%A3", "not a whole number"), ("after=99999999999999999999", "is not between"),
         ("state=runing", "did you mean 'running'"), ("lmit=5", "unknown parameter"), ("limit=1&limit=2", "more than once"),
         ("label=((", "selector"), ("since=yesterday", "neither"), ("name=%00", "unprintable"), ("name=" + "x" * 2000, "longer"),
     ],

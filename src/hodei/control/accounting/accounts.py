@@ -11,7 +11,17 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from hodei.control.accounting.quotas import LENT, NO_USER, Budgets, ProjectBudget, ProjectQuota, Quotas, Range, Ranges
+from hodei.control.accounting.quotas import (
+    EVERY_PROJECT,
+    LENT,
+    NO_USER,
+    Budgets,
+    ProjectBudget,
+    ProjectQuota,
+    Quotas,
+    Range,
+    Ranges,
+)
 from hodei.control.accounting.shares import FairShare, SharesPolicy
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.state import ClusterState
@@ -35,6 +45,7 @@ from hodei.model.config import (
 from hodei.model.effects import Save, SaveUsage
 from hodei.model.errors import InvalidInput, QueueFull
 from hodei.model.job import Job, JobSpec, Reason, Run
+from hodei.model.names import plain_name
 from hodei.model.resources import Resources, parse_duration_ms, parse_resources
 
 
@@ -236,6 +247,13 @@ def find_problems(config: SchedulingConfig) -> list[tuple[str, str]]:
         except InvalidInput as error:
             out.append((path, f"{error.message}; {error.hint}" if error.hint else error.message))
 
+    for section, names in (
+        ("quotas", config.quotas), ("budgets", config.budgets), ("ranges", config.ranges),
+        ("admission.project_users", config.admission.project_users),
+    ):  # fmt: skip
+        for name in names:
+            if name != EVERY_PROJECT:
+                check(f"{section}.{name}", plain_name, name)
     check("shares", _shares, config.shares)
     for name, quota in config.quotas.items():
         check(f"quotas.{name}", _quota, quota)
