@@ -224,7 +224,11 @@ MISTAKES = {
     "an unknown key": ("jobz: []", 4, "jobz: unknown key 'jobz'; did you mean 'jobs'?"),
     "an unknown policy": ("policy: eazy", 4, "policy: there is no policy 'eazy'; did you mean 'easy'?"),
     "a policy twice": ("policy: easy\nconfig: {}", 5, "config: policy and config are both given"),
-    "a wrong configuration": ("config: {profile: {}}", 4, "config.profile: unknown key 'profile'; did you mean 'profiles'?"),
+    "a wrong configuration": (
+        "config: {profile: {}}",
+        4,
+        "config.profile: unknown key 'profile'; did you mean 'profiles'?",
+    ),
     "a wrong plugin": ("config: {profiles: {default: {queue: nosuch}}}", 4, "config: "),
     "an unknown verb": (
         "facts:\n  - {at: 1m, loose: n}",
