@@ -143,8 +143,15 @@ class CommandProvider:
     async def _run(self, what: str, command: Sequence[str], document: Any = None) -> bytes:
         """Its output. Secrets go through its standard input, never through its arguments."""
         # Files, not pipes: what the program leaves running may keep its output open.
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = await self._run_to_end(what, command, document, out, err)
+        # The input is in memory: it holds secrets, and a program that does not read it must not break a pipe.
+        with (
+            os.fdopen(os.memfd_create("input"), "w+b") as given,
+            tempfile.TemporaryFile() as out,
+            tempfile.TemporaryFile() as err,
+        ):
+            given.write(b"" if document is None else json.dumps(document).encode())
+            given.seek(0)
+            code = await self._run_to_end(what, command, given, out, err)
             out.seek(0)
             err.seek(0)
             output, words = out.read(MAX_OUTPUT + 1), err.read(MAX_OUTPUT).decode(errors="replace").strip()[-300:]
@@ -156,21 +163,20 @@ class CommandProvider:
             raise BackendError(f"`{what}` of backend {self._name} printed more than {MAX_OUTPUT >> 20} MiB")
         return output
 
-    async def _run_to_end(self, what: str, command: Sequence[str], document: Any, out: Any, err: Any) -> int:
+    async def _run_to_end(self, what: str, command: Sequence[str], given: Any, out: Any, err: Any) -> int:
         env = {name: value for name, value in os.environ.items() if name in _ENV}
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err,
+                *command, stdin=given, stdout=out, stderr=err,
                 env={**env, "HODEI_BACKEND": self._name}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise BackendError(
                 f"`{what}` of backend {self._name} cannot be run: {error.strerror}: {command[0]}"
             ) from None
-        given = b"" if document is None else json.dumps(document).encode()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await process.communicate(given)
+                await process.wait()
         except TimeoutError:
             text = f"`{what}` of backend {self._name} did not end within {self._timeout_s:g} s and was killed"
             raise BackendError(text, code=IN_DOUBT if what == "start" else "") from None
