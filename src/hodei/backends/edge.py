@@ -78,7 +78,7 @@ class EdgeBackend(AgentBackend):
         )
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
-        """At most `log_rate` bytes per second from one device, whoever reads."""
+        """At most `log_rate` bytes per second from one device."""
         node = self._nodes.get(self._location.get(run, ""))
         rate = self._log_rate[self._profile_of(node.joined)] if node is not None else 0
         if node is None or not rate:

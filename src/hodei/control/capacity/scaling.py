@@ -108,7 +108,7 @@ class NodeScaling:
         if order is None:
             if node.phase == "potential":
                 return node
-            # Nobody else pays attention to a node that runs without an order: after a loss of the store it would run on.
+            # Adopted, so that it is released when idle: after a loss of the store it would run on for ever.
             phase: OrderPhase = "ready" if node.phase in ("ready", "draining") else "starting"
             if node.phase == "stopping":
                 phase = "stopping"

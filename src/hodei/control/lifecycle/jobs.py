@@ -109,7 +109,7 @@ class JobLifecycle:
         self._end(run, "lost", now_ms, RunObserved(run.id, "lost", now_ms, reason_code="lost", reason=reason))
 
     def run_reclaimed(self, run: Run, now_ms: int) -> None:
-        """Its provider has taken back the node: the run has stopped, by nobody's fault, and its job is queued again."""
+        """Its provider has taken back the node: the run has stopped, and the job is queued again without a failure."""
         self.evict(run, StopReason("node_reclaimed", run.node), now_ms)
         stopped = self._cluster.run(run.id)
         if stopped is not None and stopped.state not in RUN_ENDED:
